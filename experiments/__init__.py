@@ -1,1 +1,1 @@
-
+"""Jobs: each composes the parts of zaya_jax in reading order."""

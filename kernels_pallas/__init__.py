@@ -1,1 +1,1 @@
-
+"""Numerical kernels: arrays in, arrays out, no configuration objects."""

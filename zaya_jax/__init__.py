@@ -1,1 +1,1 @@
-
+"""The ZAYA1 family of MoE++ language models in JAX."""

@@ -1,1 +1,1 @@
-
+"""Configurations of the jobs, as functions that return a ConfigDict."""

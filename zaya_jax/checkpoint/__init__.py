@@ -1,1 +1,1 @@
-
+"""Saving, restoring and converting parameters and training state."""

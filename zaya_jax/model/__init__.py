@@ -1,1 +1,1 @@
-
+"""The ZAYA architecture as pure linen modules."""

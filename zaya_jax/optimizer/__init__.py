@@ -1,1 +1,1 @@
-
+"""Optimisers, schedules and the controller of the balancing biases."""

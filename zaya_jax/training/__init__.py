@@ -1,1 +1,1 @@
-
+"""Losses, the training step and loop, metrics, writers and the report."""

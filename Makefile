@@ -1,0 +1,60 @@
+# Two commands for newcomers: `make demo` and `make test`. Each installs what it needs into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test
+WORKDIR ?= runs/demo
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed-
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train a small ZAYA model on the text of Python's standard library (CPU, about 3 minutes);"
+	@echo "             again: resume; results in WORKDIR=$(WORKDIR)"
+	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
+	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   time training and forward pass against the PyTorch implementation"
+	@echo "Each creates $(VENV) with PYTHON=$(PYTHON) and installs into it first, if need be."
+
+demo: $(INSTALLED)base
+	@echo "==> training the demo in $(WORKDIR); interrupt it whenever you like, the same command resumes"
+	$(BIN)/python -m experiments.pretrain --workdir $(WORKDIR) $(DEMO_ARGS)
+
+test: $(INSTALLED)$(EXTRAS)
+	@echo "==> running the tests"
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)dev
+	@echo "==> checking style, formatting and types"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)parity
+	@echo "==> timing against the PyTorch implementation on this CPU; leave the machine alone meanwhile"
+	$(BIN)/python benchmarks/cpu_vs_transformers.py $(BENCH_ARGS)
+
+# One stamp for each set of extras, renewed when pyproject.toml changes.
+$(INSTALLED)base: pyproject.toml | $(VENV)/created
+	@echo "==> installing zaya_jax into $(VENV)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(INSTALLED)%: pyproject.toml | $(VENV)/created
+	@echo "==> installing zaya_jax[$*] into $(VENV)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(VENV)/created:
+	@echo "==> creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(None if sys.version_info >= (3, 11) else f"zaya_jax needs Python 3.11 or newer, {sys.executable} is {v}: make PYTHON=python3.13 ...")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
