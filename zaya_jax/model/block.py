@@ -1,0 +1,105 @@
+"""One layer: attention, then experts, each behind a norm and a scaled residual addition."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.model.cca import CCAAttention
+from zaya_jax.model.experts import Experts
+from zaya_jax.model.norm import ResidualScale, RMSNorm
+from zaya_jax.model.router import Router, RouterOutput
+
+
+class LayerCarry(NamedTuple):
+    """What travels from layer to layer, both float32."""
+
+    residual: Float[Array, "batch seq hidden"]
+    router_state: Float[Array, "batch seq router_hidden"]
+
+
+class LayerInput(NamedTuple):
+    """What differs between layers besides their parameters; scanned over its first axis."""
+
+    router_state_scale: Float[Array, "*layers router_hidden"]
+    balancing_biases: Float[Array, "*layers classes"]
+    rope_index: Int[Array, "*layers"]  # which of the RoPE tables
+    window: Int[Array, "*layers"] | None  # keys that attention sees; None: all
+
+
+class SharedInput(NamedTuple):
+    """What is the same for all layers."""
+
+    cos: Float[Array, "tables batch seq half_rotary"]
+    sin: Float[Array, "tables batch seq half_rotary"]
+    segment_ids: Int[Array, "batch seq"] | None
+    real_tokens: Float[Array, "batch seq"]  # 1 for a token, 0 for padding
+
+
+class LayerOutput(NamedTuple):
+    """What a layer reports; stacked over layers by the scan."""
+
+    expert_index: Int[Array, "*layers batch seq"]
+    logits: Float[Array, "*layers batch seq classes"]
+    probabilities: Float[Array, "*layers batch seq classes"]
+    class_counts: Float[Array, "*layers classes"]
+    residual_rms: Float[Array, "*layers"]
+    residual: Float[Array, "*layers batch seq hidden"]  # the stream after the layer
+
+
+class Block(nn.Module):
+    """The body of the scan over layers."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, carry: LayerCarry, layer: LayerInput, shared: SharedInput
+    ) -> tuple[LayerCarry, LayerOutput]:
+        """Runs one layer on the carried state."""
+        attended = CCAAttention(self.config, name="attention")(
+            self._norm("attention_norm", carry.residual),
+            cos=shared.cos[layer.rope_index],
+            sin=shared.sin[layer.rope_index],
+            segment_ids=shared.segment_ids,
+            window=layer.window,
+        )
+        residual = ResidualScale(name="attention_residual")(attended, carry.residual)
+
+        x = self._norm("expert_norm", residual)
+        routed = Router(self.config, name="router")(
+            x,
+            previous_state=carry.router_state,
+            state_scale=layer.router_state_scale,
+            balancing_biases=layer.balancing_biases,
+        )
+        expert_output = Experts(self.config, name="experts")(x, routed.class_index, routed.gate)
+        residual = ResidualScale(name="expert_residual")(expert_output, residual)
+        return LayerCarry(residual, routed.state), self._report(routed, residual, shared)
+
+    def _norm(self, name: str, x: Array) -> Array:
+        dtype = jnp.dtype(self.config.activation_dtype)
+        return RMSNorm(self.config.rms_norm_epsilon, dtype, name=name)(x)
+
+    def _report(self, routed: RouterOutput, residual: Array, shared: SharedInput) -> LayerOutput:
+        chosen = nn.one_hot(routed.class_index, self.config.num_router_classes, dtype=jnp.float32)
+        return LayerOutput(
+            expert_index=routed.class_index,
+            logits=routed.logits,
+            probabilities=routed.probabilities,
+            class_counts=jnp.einsum("bsc,bs->c", chosen, shared.real_tokens),
+            residual_rms=root_mean_square(residual, shared.real_tokens),
+            residual=residual,
+        )
+
+
+def root_mean_square(
+    x: Float[Array, "batch seq channels"], weights: Float[Array, "batch seq"]
+) -> Float[Array, ""]:
+    """Root of the mean square over the tokens of weight 1."""
+    token_means = jnp.mean(jnp.square(x), axis=-1)
+    return jnp.sqrt(jnp.sum(token_means * weights) / jnp.maximum(jnp.sum(weights), 1.0))

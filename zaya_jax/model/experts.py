@@ -1,0 +1,52 @@
+"""The experts: one SwiGLU MLP for each class but the last, which skips."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas.expert_mlp import expert_mlp
+from zaya_jax.config import ModelConfig
+from zaya_jax.model import initialization
+
+
+class Experts(nn.Module):
+    """Applies to each token the expert that its router chose.
+
+    Weights are stored (expert, out, in); rows 0..F-1 of `gate_up` are the gate, the rest the up
+    projection.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch seq hidden"],
+        class_index: Int[Array, "batch seq"],
+        gate: Float[Array, "batch seq"],
+    ) -> Float[Array, "batch seq hidden"]:
+        """Gated expert outputs in the dtype of `x`; exactly zero where the skip class was chosen."""
+        config = self.config
+        experts, hidden = config.num_experts, config.hidden_size
+        width = config.expert_intermediate_size
+        gate_up = self.param(
+            "gate_up",
+            initialization.matrix(config),
+            (experts, 2 * width, hidden),
+            jnp.float32,
+        )
+        down = self.param(
+            "down", initialization.output_matrix(config), (experts, hidden, width), jnp.float32
+        )
+        # [batch, seq, ...] -> [batch * seq, ...]: experts do not see the sequence
+        output = expert_mlp(
+            x.reshape(-1, hidden),
+            class_index.reshape(-1),
+            gate.reshape(-1),
+            gate_up.astype(x.dtype),
+            down.astype(x.dtype),
+            dispatch=str(config.expert_dispatch),
+        )
+        return output.reshape(x.shape)

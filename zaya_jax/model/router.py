@@ -1,0 +1,93 @@
+"""The router: a small MLP on a down-projection that is mixed over depth (EDA).
+
+For a token at layer l, with s_l the router state and b the balancing biases:
+
+    s_l = W_down x + b_down + scale_l * s_{l-1}       (no second term in the first layer)
+    p   = softmax(MLP(RMSNorm(s_l)))                  over the experts and the skip class
+    e   = argmax(p + b)                               b decides only the choice, never the weight
+    g   = p_e, or 0 when e is the skip class
+
+Everything after the down-projection's products is float32. The state goes to the next layer after
+the addition and before the norm (arXiv 2605.05365, Sec. II; arXiv 2511.17127, Sec. IV).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.model import initialization
+from zaya_jax.model.linear import Linear
+from zaya_jax.model.norm import RMSNorm
+
+
+class RouterOutput(NamedTuple):
+    """One layer's routing decision, and the state for the next layer's router."""
+
+    class_index: Int[Array, "batch seq"]  # chosen class; the last one is the skip class
+    gate: Float[Array, "batch seq"]  # weight of the expert's output
+    logits: Float[Array, "batch seq classes"]
+    probabilities: Float[Array, "batch seq classes"]
+    state: Float[Array, "batch seq router_hidden"]
+
+
+class Router(nn.Module):
+    """Scores every expert and the skip class for every token."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch seq hidden"],
+        *,
+        previous_state: Float[Array, "batch seq router_hidden"],
+        state_scale: Float[Array, "router_hidden"],
+        balancing_biases: Float[Array, "classes"],
+    ) -> RouterOutput:
+        """Routes each token; the first layer gets a zero state and a zero scale."""
+        config = self.config
+        state = Linear(
+            features=config.router_hidden_size,
+            use_bias=True,
+            kernel_init=initialization.matrix(config),
+            dtype=jnp.dtype(config.activation_dtype),
+            output_dtype=jnp.float32,
+            name="down",
+        )(x)
+        state = state + previous_state * state_scale[None, None, :]
+        logits = self._mlp(state)
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        class_index = choose_class(probabilities, balancing_biases)
+        gate = jnp.take_along_axis(probabilities, class_index[..., None], axis=-1)[..., 0]
+        gate = jnp.where(class_index == config.num_experts, 0.0, gate)
+        return RouterOutput(class_index, gate, logits, probabilities, state)
+
+    def _mlp(self, state: Array) -> Array:
+        config = self.config
+        x = RMSNorm(config.rms_norm_epsilon, jnp.dtype(jnp.float32), name="norm")(state)
+        for name in ("fc1", "fc2"):
+            x = jax.nn.gelu(self._dense(name, config.router_hidden_size, True)(x), approximate=False)
+        return self._dense("out", config.num_router_classes, False)(x)
+
+    def _dense(self, name: str, features: int, use_bias: bool) -> Linear:
+        return Linear(
+            features=features,
+            use_bias=use_bias,
+            kernel_init=initialization.matrix(self.config),
+            dtype=jnp.dtype(jnp.float32),
+            name=name,
+        )
+
+
+def choose_class(
+    probabilities: Float[Array, "batch seq classes"], balancing_biases: Float[Array, "classes"]
+) -> Int[Array, "batch seq"]:
+    """The class of the highest biased probability; the lowest index wins a tie. No gradient."""
+    biased = jax.lax.stop_gradient(probabilities) + balancing_biases[None, None, :]
+    return jnp.argmax(biased, axis=-1).astype(jnp.int32)
