@@ -11,8 +11,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxtyping import install_import_hook
 
+from tests import annotation_checks
+
 # Shapes and dtypes in signatures are checked on every call while tests run.
-install_import_hook(["zaya_jax", "kernels_pallas"], "beartype.beartype")
+CHECKER = f"{annotation_checks.__name__}.{annotation_checks.check_annotations.__name__}"
+install_import_hook(["zaya_jax", "kernels_pallas"], CHECKER)
 
 import jax
 import pytest
