@@ -1,0 +1,61 @@
+"""Train the byte-level BPE that is shipped as `tokenizers/zaya_demo_8k.json`.
+
+    python -m zaya_jax.data.train_tokenizer --output zaya_demo_8k.json
+
+It learns from the training part of a source, by default the standard library of the running
+Python. The same text gives the same file; another Python version has another library.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from zaya_jax.data.config import DataConfig
+from zaya_jax.data.sources import read_source
+from zaya_jax.data.special_tokens import SPECIAL_TOKENS
+
+# A word, up to three digits, or a run of signs, each with one space before it; then white space,
+# whose last character is left to the word behind it. No merge crosses these borders.
+_SPLIT = r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of `vocab_size` tokens: the control tokens, 256 bytes, then merges."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def main() -> None:
+    """Read the source, train, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--source", default="python_stdlib", help="as DataConfig.source")
+    parser.add_argument("--vocab-size", type=int, default=8_192, help="tokens, all included")
+    arguments = parser.parse_args()
+    text = read_source(DataConfig(source=arguments.source, max_bytes=None))
+    tokenizer = train_bpe((document.text for document in text.train), arguments.vocab_size)
+    tokenizer.save(str(arguments.output), pretty=False)
+    print(f"{tokenizer.get_vocab_size()} tokens from {len(text.train)} files: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
