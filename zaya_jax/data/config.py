@@ -21,7 +21,7 @@ class DataConfig:
 
     # Text
     source: str = "python_stdlib"  # "python_stdlib", "synthetic", or path of a text file or folder
-    max_bytes: int | None = 8_000_000  # reading stops with the file that passes this; None: all
+    max_bytes: int | None = 6_000_000  # reading stops with the file that passes this; None: all
     validation_fraction: float = 0.05  # share of the files, by hash, held out for validation
 
     # Tokenizer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -94,7 +95,7 @@ class Tokenizer(abc.ABC):
           keep_special: Whether control tokens appear as their text or are left out.
 
         Raises:
-          DataError: for an id outside [0, vocab_size).
+          DataError: for an id that is no token.
         """
         ids = [int(token) for token in ids]
         for token in ids:
@@ -150,19 +151,14 @@ class FileTokenizer(Tokenizer):
     ) -> None:
         self.name = name
         content = _read_json(name, path)
-        # Some files list the chat markers as ordinary added tokens, which are always matched.
+        decisive = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+        self.fingerprint = _sha256({key: content.get(key) for key in decisive})
+        control_names = {*CHAT_MARKERS, *itertools.chain(*USUAL_NAMES.values())}
+        control_names |= {token for token in (bos_token, eos_token, pad_token) if token}
+        # Some files list control tokens as ordinary added tokens, which text would match.
         for token in content.get("added_tokens") or []:
-            token["special"] = token["special"] or token["content"] in CHAT_MARKERS
-        # ValueError covers a bad model; the library raises bare Exception for a bad file.
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-        except Exception as error:
-            raise DataError(f"tokenizer {name!r}: {path} cannot be used: {error}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        # Control tokens are split like other text, instead of being matched in it.
-        self._tokenizer.encode_special_tokens = True
-
+            token["special"] = token["special"] or token["content"] in control_names
+        self._tokenizer = _build(name, path, content)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {
             token.content: index for index, token in added.items() if token.special
@@ -171,8 +167,6 @@ class FileTokenizer(Tokenizer):
         self.bos_id = self._find("bos", bos_token)
         self.eos_id = self._find("eos", eos_token)
         self.pad_id = self._find("pad", pad_token)
-        decisive = ("normalizer", "pre_tokenizer", "model", "added_tokens")
-        self.fingerprint = _sha256({key: content.get(key) for key in decisive})
 
     def _find(self, role: str, given: str | None) -> int:
         candidates = USUAL_NAMES[role] if given is None else (given,)
@@ -191,6 +185,9 @@ class FileTokenizer(Tokenizer):
         return [encoding.ids for encoding in encodings]
 
     def _decode(self, ids: list[int], keep_special: bool) -> str:
+        for token in ids:
+            if self._tokenizer.id_to_token(token) is None:  # the library would leave it out
+                raise DataError(f"token id {token} is no token of tokenizer {self.name!r}")
         return self._tokenizer.decode(ids, skip_special_tokens=not keep_special)
 
 
@@ -247,6 +244,18 @@ def _read_json(name: str, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "model" not in content:
         raise DataError(f"tokenizer {name!r}: {path} is not a tokenizer.json (no 'model' in it)")
     return content
+
+
+def _build(name: str, path: Path, content: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    except Exception as error:  # the library raises nothing more specific
+        raise DataError(f"tokenizer {name!r}: {path} cannot be used: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # Control tokens inside text are split like other text, instead of being matched.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _check_text(text: str) -> None:
