@@ -173,5 +173,5 @@ def _restore_numbers(value: Any) -> Any:
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, list):
-        return [_restore_numbers(entry) for entry in value]
+        return [_NON_FINITE.get(e, e) if isinstance(e, str) else e for e in value]
     return value

@@ -163,10 +163,11 @@ class _Axis:
         low, high = min(values), max(values)
         if not from_zero and low > 0 and high / low > _LOG_RATIO:
             return cls(low / 1.1, high * 1.1, start, end, is_log=True)
-        if from_zero:
-            low = min(low, 0.0)
-        margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-        return cls(low if from_zero and low == 0 else low - margin, high + margin, start, end)
+        bottom = min(low, 0.0) if from_zero else low
+        margin = (high - bottom) * 0.06 or abs(high) * 0.1 or 1.0
+        floor = 0.0 if low >= 0 else -math.inf  # an axis of positive values never shows negative
+        bottom = bottom if from_zero and low >= 0 else max(bottom - margin, floor)
+        return cls(bottom, high + margin, start, end)
 
     def at(self, value: float) -> float:
         """The place of a value, kept inside the axis."""
