@@ -1,0 +1,112 @@
+"""The command line every stage shares, and how its errors look."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from experiments.configuration import (
+    apply_overrides,
+    field_help,
+    leaf_types,
+    load_config,
+    to_run_config,
+)
+from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.config import ConfigError
+from zaya_jax.data.config import DataError
+from zaya_jax.training.metrics_file import MetricsError
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.validation import TrainingError
+
+DEMO = Path(__file__).parent / "configs" / "demo.py"
+
+# What a user can mend. Any other exception is a fault of the program and shows its traceback.
+USER_ERRORS = (ConfigError, DataError, CheckpointError, MetricsError, TrainingError, OSError)
+
+
+class Arguments(NamedTuple):
+    """A parsed command line."""
+
+    config: RunConfig
+    workdir: Path
+    dry_run: bool
+
+
+def parse_arguments(argv: Sequence[str], *, program: str, summary: str) -> Arguments:
+    """Reads the command line; prints help or one line of error and exits where asked or wrong."""
+    parser = _Parser(
+        prog=f"python -m {program}",
+        description=summary,
+        epilog=f"example:\n  python -m {program} --workdir /tmp/zaya-demo --config.train.steps=200\n"
+        f"\nconfig fields and their defaults (a config file may differ):\n{field_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--workdir", required=True, type=Path, help="folder of the run")
+    parser.add_argument(
+        "--config", default=str(DEMO), metavar="FILE.py[:NAME]", help="config file; default: demo"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print sizes and lower the step; train nothing"
+    )
+    try:
+        rest, overrides = split_overrides(argv)
+        arguments = parser.parse_args(rest)
+        config = to_run_config(apply_overrides(load_config(arguments.config), overrides))
+    except ConfigError as error:
+        parser.error(str(error))
+    return Arguments(config, arguments.workdir, arguments.dry_run)
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Takes `--config.NAME=VALUE`, `--config.NAME VALUE` and bare `--config.SWITCH` out of `argv`.
+
+    Raises:
+      ConfigError: when a value is missing.
+    """
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    types = leaf_types()
+    words = iter(range(len(argv)))
+    for i in words:
+        if not argv[i].startswith("--config."):
+            rest.append(argv[i])
+            continue
+        name, equals, text = argv[i].removeprefix("--config.").partition("=")
+        has_next = i + 1 < len(argv) and not argv[i + 1].startswith("--")
+        if (
+            not equals
+            and types.get(name) is bool
+            and not (has_next and argv[i + 1].lower() in ("true", "false"))
+        ):
+            text = "true"
+        elif not equals and has_next:
+            text = argv[next(words)]
+        elif not equals and name in types:
+            raise ConfigError(f"--config.{name} needs a value: --config.{name}=VALUE")
+        overrides.append((name, text))
+    return rest, overrides
+
+
+def run_reporting_errors(run: Callable[[], int]) -> NoReturn:
+    """Calls `run` and exits with its status; an error the user can mend is one line and status 1."""
+    # Orbax logs every failed write with its stack; the same failure reaches us as an exception.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    try:
+        status = run()
+    except USER_ERRORS as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        status = 1
+    sys.exit(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage, which lists far too much here."""
+        print(f"error: {message} (--help shows an example)", file=sys.stderr)
+        sys.exit(2)

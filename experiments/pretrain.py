@@ -1,0 +1,129 @@
+"""Pretraining, and every other stage that predicts the next token of text.
+
+    python -m experiments.pretrain --workdir DIR [--config FILE.py[:NAME]] [--config.a.b=VALUE …]
+
+DIR gets `config.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and, at the end,
+`report.html`. The same command again goes on where the run stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.command_line import parse_arguments, run_reporting_errors
+from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
+from zaya_jax.data.checks import check_data_fits_model
+from zaya_jax.data.pipeline import load_text, training_batches, validation_batches
+from zaya_jax.training import dry_run
+from zaya_jax.training.clock import Clock
+from zaya_jax.training.finish import (
+    continuation,
+    finished_step,
+    mark_finished,
+    validation_summary,
+)
+from zaya_jax.training.loop import Loop
+from zaya_jax.training.preemption import StopSignal
+from zaya_jax.training.provenance import run_metadata
+from zaya_jax.training.report import write_report
+from zaya_jax.training.resolved import to_plain
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.startup import Resumption, find_resumption, new_state, restored_state
+from zaya_jax.training.validation import Validator
+from zaya_jax.training.writers import MultiWriter, open_writers
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    arguments = parse_arguments(argv, program="experiments.pretrain", summary=__doc__ or "")
+    if arguments.dry_run:
+        return plan(arguments.config, arguments.workdir)
+    with StopSignal() as stop:
+        return pretrain(arguments.config, arguments.workdir, stop)
+
+
+def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
+    """Trains to the last step and reports; 128 + signal when a signal stopped it first."""
+    clock = Clock()
+    with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
+        resumption = find_resumption(config, checkpoints)
+        steps = config.train.steps
+        if resumption and resumption.step == steps == finished_step(workdir):
+            print(f"already finished at step {steps}; see {workdir / 'report.html'}")
+            return 0
+
+        text = load_text(config.data)
+        model = config.model
+        check_data_fits_model(
+            config.data, text.tokenizer, model.vocab_size, model.max_position_embeddings
+        )
+        batches = training_batches(config.data, text)
+        held_out = validation_batches(config.data, text)
+        with clock.measure("compile"):
+            if resumption is None:
+                state = new_state(config)
+            else:
+                state = restored_state(config, checkpoints, resumption.step, batches)
+
+        # Nothing has been written so far: from here on the run is known to be sound.
+        checkpoints.set_aside_after(resumption.step if resumption else -1)
+        save_config(config, workdir)
+        resume_step = resumption.step if resumption else None
+        with open_writers(workdir, config.log, steps, resume_step) as writers:
+            record_start(writers, resumption)
+            metadata = run_metadata(config)
+            validator = Validator(config, held_out)
+            loop = Loop(
+                config, workdir, batches, validator, checkpoints, writers, stop, clock, metadata
+            )
+            state = loop.train(state)
+            if stop.received is not None:
+                record_event(writers, int(state.step), stop.received.name.lower(), "state saved")
+                return stop.exit_status
+
+    print("\n".join(validation_summary(workdir, held_out)))
+    print(continuation(config, text.tokenizer, state))
+    print(f"report: {write_report(workdir)}")
+    mark_finished(workdir, steps)
+    return 0
+
+
+def plan(config: RunConfig, workdir: Path) -> int:
+    """The dry run: prints and saves what the run would be."""
+    facts = dry_run.plan(config)
+    print(json.dumps(facts["config"], indent=2))
+    print(dry_run.describe(facts))
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "dry_run.json").write_text(json.dumps(facts, indent=2) + "\n")
+    if not saved_steps(workdir / "checkpoints"):  # never over a real run's config
+        save_config(config, workdir)
+    return 0
+
+
+def save_config(config: RunConfig, workdir: Path) -> None:
+    """Writes the resolved config where the report and people look for it."""
+    (workdir / "config.json").write_text(json.dumps(to_plain(config), indent=2) + "\n")
+
+
+def record_start(writers: MultiWriter, resumption: Resumption | None) -> None:
+    """Notes how the run began, and which checkpoints were passed over."""
+    if resumption is None:
+        record_event(writers, 0, "start", "a new run")
+        return
+    for name, detail in resumption.events:
+        record_event(writers, resumption.step, name, detail)
+
+
+def record_event(writers: MultiWriter, step: int, name: str, detail: str) -> None:
+    """Writes one event."""
+    writers.write(
+        {"kind": "event", "step": step, "time": time.time(), "name": name, "detail": detail}
+    )
+
+
+if __name__ == "__main__":
+    run_reporting_errors(lambda: main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Generating text from a model."""

@@ -1,0 +1,94 @@
+"""What a run would be, without allocating any of it: sizes, memory, groups, and the lowered step.
+
+Works for models far larger than the machine: every array here is a shape.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+
+from zaya_jax.model_size import (
+    active_parameter_count,
+    flops_per_token,
+    parameter_count,
+    training_flops_per_token,
+)
+from zaya_jax.optimizer.groups import decay_groups
+from zaya_jax.optimizer.schedules import learning_rate_schedule
+from zaya_jax.training.resolved import to_plain
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.state import abstract_batch, abstract_state
+from zaya_jax.training.step import train_step
+
+
+def plan(config: RunConfig) -> dict[str, Any]:
+    """Resolved config, counts, bytes per device and decay groups; lowers the step to get there.
+
+    Raises:
+      ConfigError: for settings that do not fit together.
+    """
+    learning_rate_schedule(config.optimizer, config.train.steps)
+    state, batch = abstract_state(config), abstract_batch(config.data)
+    step = jax.jit(functools.partial(train_step, config), donate_argnums=0)
+    lowered = step.lower(state, batch)
+    sequence = config.data.sequence_length
+    tokens_per_step = config.data.batch_size * sequence
+    return {
+        "config": to_plain(config),
+        "parameters": {
+            "total": parameter_count(config.model),
+            "active": active_parameter_count(config.model),
+            "embedding": config.model.vocab_size * config.model.hidden_size,
+        },
+        "flops": {
+            "forward per token": flops_per_token(config.model, sequence),
+            "training per token": training_flops_per_token(config.model, sequence),
+            "training per step": training_flops_per_token(config.model, sequence) * tokens_per_step,
+        },
+        "tokens": {"per step": tokens_per_step, "whole run": tokens_per_step * config.train.steps},
+        "bytes_per_device": {
+            "parameters": _bytes(state.params),
+            "gradients": _bytes(state.params),
+            "optimizer": _bytes(state.optimizer_state),
+            "balancing": _bytes((state.balancing, state.balancing_optimizer_state)),
+            "batch": _bytes(batch),
+        },
+        "adamw_groups": decay_groups(state.params),
+        "lowered_step": {"characters_of_stablehlo": len(lowered.as_text())},
+    }
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """The plan as text for people; the config is left to config.json."""
+    lines = ["parameters"]
+    lines += [f"  {name:<22}{count:>22,}" for name, count in plan["parameters"].items()]
+    lines += ["floating point operations"]
+    lines += [f"  {name:<22}{count:>22.4g}" for name, count in plan["flops"].items()]
+    lines += ["tokens"]
+    lines += [f"  {name:<22}{count:>22,}" for name, count in plan["tokens"].items()]
+    memory = plan["bytes_per_device"]
+    lines += ["memory of one device, activations not counted"]
+    lines += [f"  {name:<22}{_readable(size):>22}" for name, size in memory.items()]
+    lines += [f"  {'sum':<22}{_readable(sum(memory.values())):>22}"]
+    for group, names in plan["adamw_groups"].items():
+        lines += [f"AdamW, {group}", *(f"  {name}" for name in names)]
+    size = plan["lowered_step"]["characters_of_stablehlo"]
+    lines += [f"the training step lowers to {size:,} characters of StableHLO"]
+    return "\n".join(lines)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _readable(size: int) -> str:
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:,.1f} {unit}"
+        amount /= 1024
+    return f"{amount:,.1f} TiB"

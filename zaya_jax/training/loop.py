@@ -1,0 +1,156 @@
+"""The training loop: read a batch, dispatch a step, then look at the step before.
+
+A step's numbers are read only after the next step was dispatched, so the device never waits for
+Python. Before validation, checkpoints and the end, the last step's numbers are read at once.
+
+At a boundary the order is: metrics of the step, validation, checkpoint. So everything about the
+steps up to a checkpoint is in the metrics file before that checkpoint exists, and a resumed run
+continues one gapless story.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from zaya_jax.checkpoint.manager import CheckpointManager
+from zaya_jax.data.checks import check_batch
+from zaya_jax.data.pipeline import Batch, BatchIterator
+from zaya_jax.model_size import training_flops_per_token
+from zaya_jax.training.clock import Clock
+from zaya_jax.training.metrics import train_record
+from zaya_jax.training.preemption import StopSignal
+from zaya_jax.training.profile import Profiler
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.startup import training_part
+from zaya_jax.training.state import TrainState, abstract_batch
+from zaya_jax.training.step import StepMetrics, train_step
+from zaya_jax.training.validation import TrainingError, Validator
+from zaya_jax.training.writers import MultiWriter
+
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+
+
+@dataclasses.dataclass
+class Loop:
+    """The parts that one run is made of; `train` drives them."""
+
+    config: RunConfig
+    workdir: Path
+    batches: BatchIterator
+    validator: Validator
+    checkpoints: CheckpointManager
+    writers: MultiWriter
+    stop: StopSignal
+    clock: Clock
+    metadata: Mapping[str, Any]  # saved with every checkpoint
+
+    def train(self, state: TrainState) -> TrainState:
+        """Trains from `state`, which it gives up, to the last step or until asked to stop.
+
+        On return every checkpoint is durable, one of them of the returned state.
+
+        Raises:
+          TrainingError: when loss or gradient is not finite.
+          CheckpointError: when a checkpoint cannot be written.
+          DataError: for a batch that the model cannot take.
+        """
+        step, total = int(state.step), self.config.train.steps
+        step_function = self._compile(state)
+        if step == 0:
+            self._validate(step, state)
+        unread: tuple[int, StepMetrics] | None = None
+        with Profiler(self.config.profile, self.workdir / "profile") as profiler:
+            while step < total:
+                profiler.before(step + 1, state)
+                state, metrics = step_function(state, self._next_batch())
+                step += 1
+                profiler.after(step, metrics)
+                self._report(unread)  # the step before; the device is already busy with this one
+                unread = (step, metrics)
+
+                stopping = self.stop.received is not None
+                validates, saves = self._validates_at(step), self._saves_at(step) or stopping
+                if validates or saves:
+                    self._report(unread)
+                    unread = None
+                if validates:
+                    self._validate(step, state)
+                if saves:
+                    self._save(step, state)
+                if stopping:
+                    break
+        self.checkpoints.wait()
+        return state
+
+    def _compile(self, state: TrainState) -> StepFunction:
+        with self.clock.measure("compile"):
+            step = jax.jit(functools.partial(train_step, self.config), donate_argnums=0)
+            self.validator.compile(state)
+            return step.lower(state, abstract_batch(self.config.data)).compile()
+
+    def _next_batch(self) -> Batch:
+        with self.clock.measure("data_wait"):
+            batch = next(self.batches)
+            model = self.config.model
+            check_batch(batch, model.vocab_size, model.max_position_embeddings)
+        return batch
+
+    def _report(self, unread: tuple[int, StepMetrics] | None) -> None:
+        """Waits for a step's numbers and writes them."""
+        if unread is None:
+            return
+        step, metrics = unread
+        jax.block_until_ready(metrics)
+        interval = self.clock.end_of_step()
+        record = train_record(
+            step,
+            metrics,
+            interval,
+            flops_per_token=training_flops_per_token(
+                self.config.model, self.config.data.sequence_length
+            ),
+            goodput=self.clock.goodput,
+        )
+        self.writers.write(record)
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(record[name]):
+                raise TrainingError(
+                    f"step {step}: {name} is {record[name]}; training stopped and the checkpoints "
+                    "before are intact. Lower optimizer.peak_learning_rate or lengthen "
+                    "optimizer.warmup_steps"
+                )
+
+    def _validate(self, step: int, state: TrainState) -> None:
+        with self.clock.measure("validation"):
+            for record in self.validator.records(step, state):
+                self.writers.write(record)
+
+    def _save(self, step: int, state: TrainState) -> None:
+        with self.clock.measure("checkpoint"):
+            self.writers.flush()
+            self.checkpoints.save(
+                step,
+                variables=state.variables,
+                training=training_part(state),
+                data=self.batches.get_state(),
+                metadata=self.metadata,
+            )
+        self.writers.write(
+            {"kind": "event", "step": step, "time": time.time(), "name": "checkpoint", "detail": ""}
+        )
+
+    def _validates_at(self, step: int) -> bool:
+        interval = self.config.train.validation_interval
+        return step == self.config.train.steps or (interval > 0 and step % interval == 0)
+
+    def _saves_at(self, step: int) -> bool:
+        interval = self.config.checkpoint.interval
+        return step == self.config.train.steps or (interval > 0 and step % interval == 0)

@@ -1,0 +1,118 @@
+"""How a run gets its first state: from its own checkpoint, another run's, or by initialisation.
+
+The same command means "go on": a workdir with checkpoints is resumed from the newest intact one.
+What would change the meaning of the saved state is refused; what only steers the rest of the run
+(learning rate, number of steps, intervals) may change and is recorded as an event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from zaya_jax.checkpoint.load import load_checkpoint
+from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
+from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
+from zaya_jax.data.pipeline import BatchIterator
+from zaya_jax.training.resolved import setting_differences
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.state import (
+    TrainState,
+    abstract_state,
+    init_state,
+    seed_key_data,
+    state_from_variables,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumption:
+    """The checkpoint a run continues from, already found fit for this config."""
+
+    step: int
+    events: list[tuple[str, str]]  # (name, detail) for the metrics file
+
+
+def find_resumption(config: RunConfig, checkpoints: CheckpointManager) -> Resumption | None:
+    """Finds the checkpoint to continue from; reads its settings but no tensor. None: a new run.
+
+    Raises:
+      CheckpointError: when all checkpoints are damaged.
+      ConfigError: when the architecture differs from the saved one; lists the fields.
+    """
+    found = checkpoints.find_latest()
+    if found is None:
+        return None
+    saved = checkpoints.metadata(found.step)["config"]
+    differences = architecture_differences(ModelConfig.from_dict(saved["model"]), config.model)
+    if differences:
+        raise ConfigError(
+            "this workdir holds a run of another architecture (saved -> asked for): model."
+            + ", model.".join(differences)
+            + ". Use the saved settings or another --workdir"
+        )
+    if found.step > config.train.steps:
+        raise ConfigError(
+            f"train.steps={config.train.steps}: this workdir is already at step {found.step}; "
+            "ask for at least as many, or use another --workdir"
+        )
+    return Resumption(found.step, _events(config, saved, found))
+
+
+def new_state(config: RunConfig) -> TrainState:
+    """The first state of a new run.
+
+    Raises:
+      CheckpointError: when `config.init_from` holds no usable checkpoint.
+      ConfigError: when its architecture is another one.
+    """
+    rng = seed_key_data(config.train.seed)
+    if not config.init_from:
+        return jax.jit(lambda key: init_state(config, key))(rng)
+    saved_model, variables = load_checkpoint(config.init_from)
+    differences = architecture_differences(saved_model, config.model)
+    if differences:
+        raise ConfigError(
+            f"init_from={config.init_from!r} has another architecture (saved -> asked for): model."
+            + ", model.".join(differences)
+        )
+    return jax.jit(lambda tree, key: state_from_variables(config, tree, key))(variables, rng)
+
+
+def restored_state(
+    config: RunConfig, checkpoints: CheckpointManager, step: int, batches: BatchIterator
+) -> TrainState:
+    """The saved state, with the data stream moved to where the run left it.
+
+    Raises:
+      DataError: when the data, tokenizer or batch shape is not what the run began with.
+      CheckpointError: when the tensors do not fit.
+    """
+    template = abstract_state(config)
+    restored = checkpoints.restore(step, template.variables, training_part(template))
+    batches.set_state(restored.data)
+    state = TrainState(**restored.variables, **restored.training)
+    if int(state.step) != step:
+        raise CheckpointError(f"the checkpoint of step {step} says it is at step {int(state.step)}")
+    return state
+
+
+def training_part(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds besides the model's variables."""
+    return {
+        "step": state.step,
+        "optimizer_state": state.optimizer_state,
+        "balancing_optimizer_state": state.balancing_optimizer_state,
+        "rng": state.rng,
+    }
+
+
+def _events(config: RunConfig, saved: dict[str, Any], found: Found) -> list[tuple[str, str]]:
+    events = [("fallback", f"{line}; going back") for line in found.passed_over]
+    changed = setting_differences(saved, config)
+    detail = f"from the checkpoint of step {found.step}"
+    if changed:
+        detail += "; changed settings: " + ", ".join(changed)
+    return [*events, ("resume", detail)]

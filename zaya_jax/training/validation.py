@@ -1,0 +1,62 @@
+"""Held-out loss of each source, on the same batches every time."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any
+
+import jax
+
+from zaya_jax.data.pipeline import Batch
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.state import TrainState, abstract_batch
+from zaya_jax.training.step import validation_step
+
+
+class TrainingError(ValueError):
+    """Training cannot go on. The message names step and value and a mend."""
+
+
+class Validator:
+    """Computes validation records; one compiled function for all sources."""
+
+    def __init__(self, config: RunConfig, batches: dict[str, list[Batch]]) -> None:
+        self._config = config
+        self._batches = batches
+        self._step = jax.jit(functools.partial(validation_step, config))
+
+    def compile(self, state: TrainState) -> None:
+        """Compiles ahead, so that no validation is slower than another."""
+        batch = abstract_batch(self._config.data)
+        self._step = self._step.lower(state.variables, batch).compile()
+
+    def records(self, step: int, state: TrainState) -> list[dict[str, Any]]:
+        """One record per source: the mean over the weight of all its batches.
+
+        Raises:
+          TrainingError: when a loss is not finite.
+        """
+        return [
+            self._record(step, state, source, self._batches[source]) for source in self._batches
+        ]
+
+    def _record(
+        self, step: int, state: TrainState, source: str, batches: list[Batch]
+    ) -> dict[str, Any]:
+        # All batches are dispatched before the first result is read.
+        sums = jax.device_get([self._step(state.variables, batch) for batch in batches])
+        weight = sum(float(part.weight) for part in sums)
+        loss = sum(float(part.loss) for part in sums) / weight
+        if not math.isfinite(loss):
+            raise TrainingError(f"step {step}: the validation loss on {source} is {loss}")
+        return {
+            "kind": "validation",
+            "step": step,
+            "time": time.time(),
+            "source": source,
+            "loss": loss,
+            "accuracy": sum(float(part.correct) for part in sums) / weight,
+            "tokens": int(sum(float(part.tokens) for part in sums)),
+        }
