@@ -71,13 +71,25 @@ def group_tokens_by_load(class_index: Int[Array, "tokens"], num_experts: int) ->
 def row_buckets(num_tokens: int, num_experts: int) -> tuple[int, ...]:
     """Ascending row counts for which a product is compiled; the last one holds all tokens.
 
-    An expert's tokens are padded up to the next bucket. Near the mean load the steps are an eighth
-    of the mean, where most experts of a balanced router fall; elsewhere they are factors of 4/3
-    and 3/2, which keeps the number of compiled bodies, and so the compile time, small.
+    An expert's tokens are padded up to the next bucket. Near the mean load, where most experts of a
+    balanced router fall, the steps are an eighth of the mean; far from it they are factors of two,
+    because every bucket is one more loop to compile.
     """
-    mean = max(8, num_tokens // max(1, num_experts))
-    near_mean = {round(mean * eighths / 8) for eighths in (6, 7, 8, 9, 10, 12)}
-    powers = [2**exponent for exponent in range(4, max(5, num_tokens.bit_length()))]
-    coarse = {size for power in powers for size in (power, power * 3 // 2)}
-    sizes = near_mean | {size for size in coarse if not 3 * mean < 4 * size < 6 * mean}
-    return (*sorted(size for size in sizes if 8 <= size < num_tokens), max(1, num_tokens))
+    mean = -(-num_tokens // max(1, num_experts))
+    eighths = [2, 4, 6, 7, 8, 9, 10, 12, 16, 24, 32]
+    while mean * eighths[-1] < 8 * num_tokens:
+        eighths.append(2 * eighths[-1])
+    sizes = {-(-mean * n // 64) * 8 for n in eighths}  # rounded up to a multiple of 8
+    return (*sorted(size for size in sizes if 0 < size < num_tokens), max(1, num_tokens))
+
+
+def overhang(buckets: tuple[int, ...]) -> int:
+    """How far past the last token an expert's bucket can reach, given ``group_tokens_by_load``.
+
+    An expert with more than half of the tokens comes first, where its bucket fits; any other one
+    ends at the last token at the latest, and its bucket reaches past its own end by less than the
+    step to the next smaller bucket.
+    """
+    tokens = buckets[-1]
+    steps = zip((0, *buckets), buckets, strict=False)
+    return max(size - smaller for smaller, size in steps if 2 * smaller < tokens)

@@ -34,7 +34,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.expert_dispatch import Groups, group_tokens, group_tokens_by_load, row_buckets
+from kernels_pallas.expert_dispatch import (
+    Groups,
+    group_tokens,
+    group_tokens_by_load,
+    overhang,
+    row_buckets,
+)
 
 Dispatch = Literal["dense", "grouped"]
 Implementation = Literal["auto", "bucketed", "ragged_dot"]
@@ -70,6 +76,8 @@ def expert_mlp(
       ValueError: for shapes that do not fit together or an unknown form.
     """
     _check(x, gate_up, down)
+    if x.shape[0] == 0:
+        return jnp.zeros_like(x)
     if dispatch == "dense":
         return _dense(x, class_index, gate, gate_up, down)
     if dispatch != "grouped":
@@ -161,13 +169,16 @@ _gather_rows.defvjp(
 # --- bucketed ----------------------------------------------------------------------------------
 
 
-def _pad_rows(a: jax.Array, rows: int) -> jax.Array:
-    return jnp.pad(a, [(0, rows), *[(0, 0)] * (a.ndim - 1)])
+def _take(a: jax.Array, index: jax.Array) -> jax.Array:
+    return a.at[index].get(mode="promise_in_bounds")
 
 
-def _overhang(buckets: tuple[int, ...]) -> int:
-    """Most rows that the last group's bucket can reach past the last token."""
-    return max(big - small for small, big in zip((0, *buckets), buckets, strict=False))
+def _rows(a: jax.Array, start: jax.Array, rows: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(a, start, rows)
+
+
+def _write(buffer: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(buffer, rows.astype(buffer.dtype), start, 0)
 
 
 def _for_each_expert(
@@ -188,10 +199,6 @@ def _for_each_expert(
     return carry
 
 
-def _write(buffer: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(buffer, rows.astype(buffer.dtype), start, 0)
-
-
 @jax.custom_vjp
 def _bucketed(
     x: jax.Array, class_index: jax.Array, gate: jax.Array, gate_up: jax.Array, down: jax.Array
@@ -206,75 +213,64 @@ def _bucketed_forward(
     num_experts, _, width = down.shape
     groups = group_tokens_by_load(class_index, num_experts)
     buckets = row_buckets(tokens, num_experts)
-    overhang = _overhang(buckets)
-    sorted_x = _pad_rows(x[groups.token_at], overhang)
+    padded = tokens + overhang(buckets)
+    token_at = jnp.pad(groups.token_at, (0, padded - tokens))
 
     def body(rows: int, position: jax.Array, carry: tuple[jax.Array, ...]) -> tuple:
         y_all, gu_all = carry
         start, expert = groups.start[position], groups.expert[position]
-        x_rows = lax.dynamic_slice_in_dim(sorted_x, start, rows)
+        x_rows = _take(x, _rows(token_at, start, rows))
         gu = _product(x_rows, gate_up[expert].astype(x.dtype), 1, 1)
         h = (jax.nn.silu(gu[:, :width]) * gu[:, width:]).astype(x.dtype)
         y = _product(h, down[expert].astype(x.dtype), 1, 1)
         return _write(y_all, y, start), _write(gu_all, gu, start)
 
-    carry = (
-        jnp.zeros((tokens + overhang, hidden), jnp.float32),
-        jnp.zeros((tokens + overhang, 2 * width), jnp.float32),
-    )
-    y_all, gu_all = _for_each_expert(groups, buckets, body, carry)
-    out = gate[:, None] * y_all[groups.place_of]
+    y_all = jnp.zeros((padded, hidden), jnp.float32)
+    gu_all = jnp.zeros((padded, 2 * width), jnp.float32)
+    y_all, gu_all = _for_each_expert(groups, buckets, body, (y_all, gu_all))
+    out = gate[:, None] * _take(y_all, groups.place_of)
     out = jnp.where((class_index < num_experts)[:, None], out, 0.0).astype(x.dtype)
     return out, (x, class_index, gate, gate_up, down, groups, gu_all)
 
 
 def _bucketed_backward(residuals: tuple, cotangent: jax.Array) -> tuple:
     x, class_index, gate, gate_up, down, groups, gu_all = residuals
-    tokens = x.shape[0]
-    num_experts, _, width = down.shape
-    buckets = row_buckets(tokens, num_experts)
-    overhang = _overhang(buckets)
-    sorted_x, sorted_cotangent, sorted_gate = (
-        _pad_rows(a[groups.token_at], overhang) for a in (x, cotangent, gate)
-    )
+    tokens, width = x.shape[0], down.shape[2]
+    token_at = jnp.pad(groups.token_at, (0, gu_all.shape[0] - tokens))
 
     def body(rows: int, position: jax.Array, carry: tuple[jax.Array, ...]) -> tuple:
         dx_all, dgate_all, dgate_up, ddown = carry
         start, expert = groups.start[position], groups.expert[position]
-        x_rows, dout, gate_rows, gu = (
-            lax.dynamic_slice_in_dim(a, start, rows)
-            for a in (sorted_x, sorted_cotangent, sorted_gate, gu_all)
-        )
+        token = _rows(token_at, start, rows)
+        x_rows, dout = _take(x, token), _take(cotangent, token)
         # A zero gate keeps the rows past the group's end out of the weights' gradients.
-        gate_rows = jnp.where(jnp.arange(rows) < groups.count[position], gate_rows, 0.0)[:, None]
-        g, u = gu[:, :width], gu[:, width:]
+        own = jnp.arange(rows) < groups.count[position]
+        gate_rows = jnp.where(own, _take(gate, token), 0.0)[:, None]
+        g, u = jnp.split(_rows(gu_all, start, rows), 2, axis=1)
         sigmoid = jax.nn.sigmoid(g)
         silu = g * sigmoid
+        h = (silu * u).astype(x.dtype)
         dh = _product(dout, down[expert].astype(x.dtype), 1, 0)  # not yet times the gate
-        dgate = (dh * (silu * u).astype(x.dtype)).sum(axis=1)
+        dgate = (dh * h).sum(axis=1)
         dh = dh * gate_rows
         dgu = jnp.concatenate([dh * u * (sigmoid + silu * (1.0 - sigmoid)), dh * silu], axis=1)
         dgu = dgu.astype(x.dtype)
-        ddown_e = _product(dout, (gate_rows * (silu * u)).astype(x.dtype), 0, 0)
-        dgate_up_e = _product(dgu, x_rows, 0, 0)
         dx = _product(dgu, gate_up[expert].astype(x.dtype), 1, 0)
         return (
             _write(dx_all, dx, start),
             _write(dgate_all, dgate, start),
-            _write(dgate_up, dgate_up_e[None], expert),
-            _write(ddown, ddown_e[None], expert),
+            _write(dgate_up, _product(dgu, x_rows, 0, 0)[None], expert),
+            _write(ddown, _product(dout, (gate_rows * h).astype(x.dtype), 0, 0)[None], expert),
         )
 
-    carry = (
-        jnp.zeros(sorted_x.shape, jnp.float32),
-        jnp.zeros(sorted_gate.shape, jnp.float32),
-        jnp.zeros_like(gate_up),
-        jnp.zeros_like(down),
-    )
+    padded = gu_all.shape[0]
+    dx_all = jnp.zeros((padded, x.shape[1]), jnp.float32)
+    carry = (dx_all, jnp.zeros(padded, jnp.float32), jnp.zeros_like(gate_up), jnp.zeros_like(down))
+    buckets = row_buckets(tokens, down.shape[0])
     dx, dgate, dgate_up, ddown = _for_each_expert(groups, buckets, body, carry)
-    real = class_index < num_experts
-    dx = jnp.where(real[:, None], dx[groups.place_of], 0.0).astype(x.dtype)
-    dgate = jnp.where(real, dgate[groups.place_of], 0.0).astype(gate.dtype)
+    real = class_index < down.shape[0]
+    dx = jnp.where(real[:, None], _take(dx, groups.place_of), 0.0).astype(x.dtype)
+    dgate = jnp.where(real, _take(dgate, groups.place_of), 0.0).astype(gate.dtype)
     return dx, None, dgate, dgate_up, ddown
 
 
