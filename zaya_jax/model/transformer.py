@@ -201,7 +201,8 @@ def _check_tokens(tokens: Array, config: ModelConfig) -> None:
         )
     if isinstance(tokens, jax.core.Tracer) or tokens.size == 0:
         return
-    lowest, highest = int(jnp.min(tokens)), int(jnp.max(tokens))
+    values = np.asarray(tokens)
+    lowest, highest = int(values.min()), int(values.max())
     if lowest < 0 or highest >= config.vocab_size:
         offender = lowest if lowest < 0 else highest
         raise ValueError(
