@@ -67,3 +67,11 @@ def test_last_batch_is_filled_with_empty_windows():
     assert np.all(batches[1]["segment_ids"][1] == 0)
     assert np.all(batches[1]["loss_weights"][1] == 0)
     assert fill_rate(batches) == 0.75
+
+
+def test_windows_packed_together_come_in_an_order_the_seed_decides():
+    in_order = [window["tokens"][0] for window in make_windows([8] * 20, bins=20)]
+    shuffled = [window["tokens"][0] for window in make_windows([8] * 20, bins=20, shuffle=True)]
+    assert in_order == list(range(20))
+    assert shuffled != in_order
+    assert sorted(shuffled) == in_order

@@ -11,7 +11,7 @@ from jaxtyping import Int32, Int64
 from zaya_jax.data.text_files import Document
 from zaya_jax.data.tokenizer import Tokenizer
 
-_DOCUMENTS_AT_ONCE = 256  # bounds the memory of encoding objects
+_DOCUMENTS_AT_ONCE = 64  # bounds the memory of encoding objects
 
 
 @dataclasses.dataclass(frozen=True)
