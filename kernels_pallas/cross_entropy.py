@@ -40,9 +40,9 @@ class LinearCrossEntropy(NamedTuple):
 def definition(
     hidden: Float[Array, "tokens hidden"],
     weight: Float[Array, "vocab hidden"],
-    bias: Float[Array, "vocab"] | None,
-    targets: Int[Array, "tokens"],
-    token_weights: Float[Array, "tokens"],
+    bias: Float[Array, " vocab"] | None,
+    targets: Int[Array, " tokens"],
+    token_weights: Float[Array, " tokens"],
     *,
     z_loss_weight: float = 0.0,
 ) -> LinearCrossEntropy:
@@ -57,7 +57,7 @@ def definition(
     is_target = jnp.arange(logits.shape[1])[None, :] == index
     correct = target_logit > jnp.where(is_target, -jnp.inf, logits).max(axis=1)
     return LinearCrossEntropy(
-        loss_sum=jnp.sum(token_weights * (log_sum - target_logit + z_loss)),
+        loss_sum=jnp.sum(jnp.where(used, token_weights * (log_sum - target_logit + z_loss), 0.0)),
         z_loss_sum=lax.stop_gradient(jnp.sum(token_weights * z_loss)),
         correct_sum=lax.stop_gradient(jnp.sum(token_weights * correct)),
         weight_sum=jnp.sum(token_weights),
@@ -67,9 +67,9 @@ def definition(
 def linear_cross_entropy(
     hidden: Float[Array, "tokens hidden"],
     weight: Float[Array, "vocab hidden"],
-    bias: Float[Array, "vocab"] | None,
-    targets: Int[Array, "tokens"],
-    token_weights: Float[Array, "tokens"],
+    bias: Float[Array, " vocab"] | None,
+    targets: Int[Array, " tokens"],
+    token_weights: Float[Array, " tokens"],
     *,
     z_loss_weight: float = 0.0,
     chunk_size: int = 512,
@@ -83,8 +83,9 @@ def linear_cross_entropy(
       bias: one value per vocabulary entry, or None.
       targets: token ids. Ids outside ``0..vocab-1`` may stand where the weight is 0 (say -100);
         anywhere else they make the loss NaN.
-      token_weights: float32 weight of each token in the sums; differentiable.
-      z_loss_weight: a Python number; factor of the squared log-partition added to each token's loss.
+      token_weights: float32 weight of each token in the sums; differentiable. A token of weight 0
+        is ignored, in its own gradient too.
+      z_loss_weight: factor of the squared log-partition in each token's loss; a Python number.
       chunk_size: most tokens whose logits exist at once. The sums do not depend on it beyond
         rounding.
 
@@ -144,7 +145,9 @@ def _chunk_loss(
     used = chunk.token_weights != 0
     index = jnp.where(used, chunk.targets, 0)[:, None]
     is_target = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == index
-    target_logit = jnp.take_along_axis(logits, index, axis=1, mode="fill")[:, 0]  # NaN if no such id
+    target_logit = jnp.take_along_axis(logits, index, axis=1, mode="fill")[
+        :, 0
+    ]  # NaN if no such id
     best_other = jnp.where(is_target, -jnp.inf, logits).max(axis=1)
     highest = jnp.maximum(best_other, target_logit)
     exponential = jnp.exp(logits - highest[:, None])

@@ -25,11 +25,11 @@ from jaxtyping import Array, Int
 class Groups(NamedTuple):
     """Where every token goes. ``order`` below is the order in which experts are laid out."""
 
-    token_at: Int[Array, "tokens"]  # token found at a sorted place
-    place_of: Int[Array, "tokens"]  # sorted place of a token; the inverse of token_at
-    expert: Int[Array, "experts"]  # expert id, in layout order
-    start: Int[Array, "experts"]  # first sorted place of that expert's tokens
-    count: Int[Array, "experts"]  # how many tokens it has
+    token_at: Int[Array, " tokens"]  # token found at a sorted place
+    place_of: Int[Array, " tokens"]  # sorted place of a token; the inverse of token_at
+    expert: Int[Array, " experts"]  # expert id, in layout order
+    start: Int[Array, " experts"]  # first sorted place of that expert's tokens
+    count: Int[Array, " experts"]  # how many tokens it has
 
 
 def _place(class_index: jax.Array, rank: jax.Array, expert: jax.Array, count: jax.Array) -> Groups:
@@ -45,7 +45,7 @@ def _count(class_index: jax.Array, num_experts: int) -> jax.Array:
     return jnp.bincount(class_index, length=num_experts + 1)[:num_experts].astype(jnp.int32)
 
 
-def group_tokens(class_index: Int[Array, "tokens"], num_experts: int) -> Groups:
+def group_tokens(class_index: Int[Array, " tokens"], num_experts: int) -> Groups:
     """Group tokens with the experts in their own order, the skipped tokens last.
 
     Args:
@@ -56,7 +56,7 @@ def group_tokens(class_index: Int[Array, "tokens"], num_experts: int) -> Groups:
     return _place(class_index, rank, rank[:num_experts], _count(class_index, num_experts))
 
 
-def group_tokens_by_load(class_index: Int[Array, "tokens"], num_experts: int) -> Groups:
+def group_tokens_by_load(class_index: Int[Array, " tokens"], num_experts: int) -> Groups:
     """Group tokens with the fullest expert first, the skipped tokens last.
 
     Arguments as for ``group_tokens``; ties keep the experts' own order.
@@ -73,14 +73,15 @@ def row_buckets(num_tokens: int, num_experts: int) -> tuple[int, ...]:
 
     An expert's tokens are padded up to the next bucket. Near the mean load, where most experts of a
     balanced router fall, the steps are an eighth of the mean; far from it they are factors of two,
-    because every bucket is one more loop to compile.
+    because every bucket is one more loop to compile. Below 32 rows a product costs as much as with
+    32, since it reads the same weights.
     """
     mean = -(-num_tokens // max(1, num_experts))
     eighths = [2, 4, 6, 7, 8, 9, 10, 12, 16, 24, 32]
     while mean * eighths[-1] < 8 * num_tokens:
         eighths.append(2 * eighths[-1])
-    sizes = {-(-mean * n // 64) * 8 for n in eighths}  # rounded up to a multiple of 8
-    return (*sorted(size for size in sizes if 0 < size < num_tokens), max(1, num_tokens))
+    sizes = {max(32, -(-mean * n // 128) * 16) for n in eighths}  # multiples of 16
+    return (*sorted(size for size in sizes if size < num_tokens), max(1, num_tokens))
 
 
 def overhang(buckets: tuple[int, ...]) -> int:

@@ -48,8 +48,8 @@ Implementation = Literal["auto", "bucketed", "ragged_dot"]
 
 def expert_mlp(
     x: Float[Array, "tokens hidden"],
-    class_index: Int[Array, "tokens"],
-    gate: Float[Array, "tokens"],
+    class_index: Int[Array, " tokens"],
+    gate: Float[Array, " tokens"],
     gate_up: Float[Array, "experts twice_width hidden"],
     down: Float[Array, "experts hidden width"],
     *,
@@ -140,9 +140,7 @@ def _ragged(
 
     def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
         transposed = jnp.swapaxes(weight.astype(rows.dtype), 1, 2)  # [E, in, out]
-        return lax.ragged_dot(
-            rows, transposed, groups.count, preferred_element_type=jnp.float32
-        )
+        return lax.ragged_dot(rows, transposed, groups.count, preferred_element_type=jnp.float32)
 
     # What ragged_dot leaves in rows past the last group is undefined: select, never multiply.
     used = (jnp.arange(x.shape[0]) < groups.count.sum())[:, None]
@@ -235,7 +233,7 @@ def _bucketed_forward(
 
 def _bucketed_backward(residuals: tuple, cotangent: jax.Array) -> tuple:
     x, class_index, gate, gate_up, down, groups, gu_all = residuals
-    tokens, width = x.shape[0], down.shape[2]
+    tokens = x.shape[0]
     token_at = jnp.pad(groups.token_at, (0, gu_all.shape[0] - tokens))
 
     def body(rows: int, position: jax.Array, carry: tuple[jax.Array, ...]) -> tuple:
