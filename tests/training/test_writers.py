@@ -19,7 +19,13 @@ from zaya_jax.config import ConfigError
 from zaya_jax.training import writers as writers_module
 from zaya_jax.training.metrics_file import JsonlWriter, MetricsError, plain_record, read_metrics
 from zaya_jax.training.progress import BarWriter, LineWriter, terminal_writer
-from zaya_jax.training.writers import WandbMode, WriterConfig, open_writers, scalars
+from zaya_jax.training.writers import (
+    MultiWriter,
+    WandbMode,
+    WriterConfig,
+    open_writers,
+    scalars,
+)
 
 QUIET = WriterConfig(terminal=False, tensorboard=False)
 
@@ -208,6 +214,35 @@ def test_an_event_reaches_the_file_before_the_writers_close(tmp_path: Path) -> N
     writers.close()
 
 
+def test_a_writer_that_cannot_close_does_not_keep_the_others_open() -> None:
+    class Broken:
+        def write(self, record: Any) -> None:
+            raise OSError("disk full")
+
+        def flush(self) -> None:
+            raise OSError("disk full")
+
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    closed: list[str] = []
+
+    class Fine:
+        def write(self, record: Any) -> None:
+            pass
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append("fine")
+
+    for order in ([Broken(), Fine()], [Fine(), Broken()]):
+        with pytest.raises(OSError, match="disk full"), MultiWriter(order) as writers:
+            writers.write(train(1))
+    assert closed == ["fine", "fine"]
+
+
 def test_plain_lines_come_every_few_steps_and_for_every_validation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -284,7 +319,7 @@ def test_wandb_is_told_every_number_with_its_step(
         def log(self, values: dict[str, float]) -> None:
             logged.append(values)
 
-        def finish(self, quiet: bool) -> None:
+        def finish(self) -> None:
             logged.append({"finished": 1.0})
 
     class FakeWandb:

@@ -6,6 +6,7 @@ with open_writers(workdir, WriterConfig(), total_steps=600, resume_step=None) as
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import importlib
@@ -93,9 +94,10 @@ class MultiWriter:
             writer.flush()
 
     def close(self) -> None:
-        """Close every writer."""
-        for writer in self._writers:
-            writer.close()
+        """Close every writer, also when closing one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
 
     def __enter__(self) -> MultiWriter:
         return self
@@ -203,7 +205,7 @@ class WandbWriter:
 
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
