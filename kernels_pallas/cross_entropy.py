@@ -37,6 +37,12 @@ class LinearCrossEntropy(NamedTuple):
     weight_sum: Float[Array, ""]
 
 
+def _target_column(targets: jax.Array, used: jax.Array, vocab: int) -> jax.Array:
+    """Column of each target's logit, int32 [T, 1]; out of range (read as NaN) for a bad id."""
+    column = jnp.where(used, targets, 0)
+    return jnp.where(column < 0, vocab, column)[:, None]  # a negative index would wrap
+
+
 def definition(
     hidden: Float[Array, "tokens hidden"],
     weight: Float[Array, "vocab hidden"],
@@ -51,10 +57,10 @@ def definition(
     logits = logits if bias is None else logits + bias.astype(jnp.float32)[None, :]
     log_sum = jax.nn.logsumexp(logits, axis=1)
     used = token_weights != 0
-    index = jnp.where(used, targets, 0)[:, None]
-    target_logit = jnp.take_along_axis(logits, index, axis=1, mode="fill")[:, 0]
+    column = _target_column(targets, used, weight.shape[0])
+    target_logit = jnp.take_along_axis(logits, column, axis=1, mode="fill")[:, 0]
     z_loss = z_loss_weight * log_sum**2
-    is_target = jnp.arange(logits.shape[1])[None, :] == index
+    is_target = jnp.arange(logits.shape[1])[None, :] == column
     correct = target_logit > jnp.where(is_target, -jnp.inf, logits).max(axis=1)
     return LinearCrossEntropy(
         loss_sum=jnp.sum(jnp.where(used, token_weights * (log_sum - target_logit + z_loss), 0.0)),
@@ -143,11 +149,9 @@ def _chunk_loss(
     logits = _product(chunk.hidden, weight, 1, 1)  # float32 [chunk, V]
     logits = logits if bias is None else logits + bias.astype(jnp.float32)[None, :]
     used = chunk.token_weights != 0
-    index = jnp.where(used, chunk.targets, 0)[:, None]
-    is_target = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == index
-    target_logit = jnp.take_along_axis(logits, index, axis=1, mode="fill")[
-        :, 0
-    ]  # NaN if no such id
+    column = _target_column(chunk.targets, used, weight.shape[0])
+    is_target = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == column
+    target_logit = jnp.take_along_axis(logits, column, axis=1, mode="fill")[:, 0]
     best_other = jnp.where(is_target, -jnp.inf, logits).max(axis=1)
     highest = jnp.maximum(best_other, target_logit)
     exponential = jnp.exp(logits - highest[:, None])

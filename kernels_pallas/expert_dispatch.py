@@ -23,13 +23,13 @@ from jaxtyping import Array, Int
 
 
 class Groups(NamedTuple):
-    """Where every token goes. ``order`` below is the order in which experts are laid out."""
+    """Where every token goes, and where every expert finds its tokens."""
 
     token_at: Int[Array, " tokens"]  # token found at a sorted place
     place_of: Int[Array, " tokens"]  # sorted place of a token; the inverse of token_at
     expert: Int[Array, " experts"]  # expert id, in layout order
     start: Int[Array, " experts"]  # first sorted place of that expert's tokens
-    count: Int[Array, " experts"]  # how many tokens it has
+    load: Int[Array, " experts"]  # how many tokens it has
 
 
 def _place(class_index: jax.Array, rank: jax.Array, expert: jax.Array, count: jax.Array) -> Groups:

@@ -140,10 +140,10 @@ def _ragged(
 
     def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
         transposed = jnp.swapaxes(weight.astype(rows.dtype), 1, 2)  # [E, in, out]
-        return lax.ragged_dot(rows, transposed, groups.count, preferred_element_type=jnp.float32)
+        return lax.ragged_dot(rows, transposed, groups.load, preferred_element_type=jnp.float32)
 
     # What ragged_dot leaves in rows past the last group is undefined: select, never multiply.
-    used = (jnp.arange(x.shape[0]) < groups.count.sum())[:, None]
+    used = (jnp.arange(x.shape[0]) < groups.load.sum())[:, None]
     rows = _gather_rows(x, groups.token_at, groups.place_of)
     g, u = jnp.split(jnp.where(used, product(rows, gate_up), 0.0), 2, axis=-1)
     y = jnp.where(used, product((jax.nn.silu(g) * u).astype(x.dtype), down), 0.0)
@@ -191,7 +191,7 @@ def _for_each_expert(
     """
     first = jnp.int32(0)
     for smaller, rows in zip((*buckets[-2::-1], 0), buckets[::-1], strict=True):
-        last = (groups.count > smaller).sum(dtype=jnp.int32)
+        last = (groups.load > smaller).sum(dtype=jnp.int32)
         carry = lax.fori_loop(first, last, functools.partial(body, rows), carry)
         first = last
     return carry
@@ -242,7 +242,7 @@ def _bucketed_backward(residuals: tuple, cotangent: jax.Array) -> tuple:
         token = _rows(token_at, start, rows)
         x_rows, dout = _take(x, token), _take(cotangent, token)
         # A zero gate keeps the rows past the group's end out of the weights' gradients.
-        own = jnp.arange(rows) < groups.count[position]
+        own = jnp.arange(rows) < groups.load[position]
         gate_rows = jnp.where(own, _take(gate, token), 0.0)[:, None]
         g, u = jnp.split(_rows(gu_all, start, rows), 2, axis=1)
         sigmoid = jax.nn.sigmoid(g)

@@ -39,10 +39,10 @@ def test_every_token_has_one_place_beside_its_expert(group, skip_share: float) -
 
 def test_experts_keep_their_order_for_ragged_products_and_sort_by_load_for_buckets() -> None:
     class_index = jnp.asarray([2, 2, 2, 0, 1, 1, 3], jnp.int32)
-    np.testing.assert_array_equal(group_tokens(class_index, 3).count, [1, 2, 3])
+    np.testing.assert_array_equal(group_tokens(class_index, 3).load, [1, 2, 3])
     by_load = group_tokens_by_load(class_index, 3)
     np.testing.assert_array_equal(by_load.expert, [2, 1, 0])
-    np.testing.assert_array_equal(by_load.count, [3, 2, 1])
+    np.testing.assert_array_equal(by_load.load, [3, 2, 1])
 
 
 @settings(max_examples=200, deadline=None)
