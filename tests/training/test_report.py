@@ -16,7 +16,14 @@ from zaya_jax.presets import preset
 from zaya_jax.training.metrics_file import JsonlWriter, MetricsError
 from zaya_jax.training.report import main, write_report
 from zaya_jax.training.report_data import Stretches
-from zaya_jax.training.report_plots import HeatMap, LinePlot, Series, heat_map, line_plot
+from zaya_jax.training.report_plots import (
+    HeatMap,
+    LinePlot,
+    Series,
+    heat_map,
+    line_plot,
+    tick_labels,
+)
 
 LAYERS = 3
 
@@ -184,6 +191,13 @@ def test_heat_map_shades_follow_the_values() -> None:
     plot = HeatMap("Load", "", [1.0, 2.0, 3.0], [[0.0, 1.0, None]], "layer", low=0.0, high=1.0)
     shades = re.findall(r'fill-opacity="([\d.]+)"', heat_map(plot))
     assert shades == ["0.06", "1"]
+
+
+def test_neighbouring_ticks_have_different_labels() -> None:
+    assert tick_labels([85.481, 85.482, 85.483]) == ["85.481", "85.482", "85.483"]
+    assert tick_labels([0.0, 0.25, 0.5], percent=True) == ["0%", "25%", "50%"]
+    assert tick_labels([0, 5_000, 10_000, 1_500_000]) == ["0", "5000", "10k", "1.5M"]
+    assert tick_labels([2e-4, 3e-5]) == ["0.0002", "3e-05"]
 
 
 def test_a_line_breaks_where_a_value_is_missing() -> None:

@@ -65,16 +65,26 @@ class HeatMap:
     x_label: str = "step"
 
 
-def short_number(value: float) -> str:
+def short_number(value: float, digits: int = 4) -> str:
     """A number for an axis or tile: 12.5k, 0.003, 1.2e-06."""
-    if value == 0:
-        return "0"
     size = abs(value)
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             scale = 1e3 if suffix == "k" else limit
-            return f"{value / scale:.4g}{suffix}"
-    return f"{value:.1e}" if size < 1e-3 else f"{value:.4g}"
+            return f"{value / scale:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}"
+
+
+def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
+    """Labels with as many digits as it takes to tell neighbours apart, four at least."""
+    labels: list[str] = []
+    for digits in range(4, 16):
+        labels = [
+            f"{100 * tick:.{digits}g}%" if percent else short_number(tick, digits) for tick in ticks
+        ]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
 
 
 def line_plot(plot: LinePlot) -> str:
@@ -194,10 +204,10 @@ class _Axis:
 def _grid(x_axis: _Axis, y_axis: _Axis, plot: LinePlot) -> list[str]:
     left, right = LEFT, WIDTH - RIGHT
     parts = []
-    for tick in y_axis.ticks(5):
+    ticks = y_axis.ticks(5)
+    for tick, label in zip(ticks, tick_labels(ticks, plot.percent), strict=True):
         y = y_axis.at(tick)
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = f"{100 * tick:.4g}%" if plot.percent else short_number(tick)
         parts.append(f'<text class="ty" x="{LEFT - 6}" y="{y + 4:.1f}">{label}</text>')
     for tick in x_axis.ticks(5):
         if tick == round(tick):
