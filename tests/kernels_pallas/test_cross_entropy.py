@@ -10,9 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas.cross_entropy import definition, linear_cross_entropy
+from kernels_pallas import cross_entropy
 
 TOKENS, HIDDEN, VOCAB = 23, 6, 11
+
+# Compiled: one program is quicker than the many small ones of eager calls.
+definition = jax.jit(cross_entropy.definition, static_argnames="z_loss_weight")
+linear_cross_entropy = jax.jit(
+    cross_entropy.linear_cross_entropy, static_argnames=("z_loss_weight", "chunk_size")
+)
 
 
 def inputs(*, bias: bool = True, dtype=jnp.float32, tokens: int = TOKENS) -> tuple:
@@ -90,7 +96,7 @@ def test_gradients_equal_finite_differences_of_the_float64_loss() -> None:
         assert np.sum(np.asarray(gradient[position]) * direction) == pytest.approx(slope, rel=1e-5)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 8, 22, 23, 24, 512])
+@pytest.mark.parametrize("chunk_size", [1, 7, 22, 512])
 def test_the_chunk_size_changes_nothing(chunk_size: int) -> None:
     arguments = inputs()
     sums = linear_cross_entropy(*arguments, z_loss_weight=0.1, chunk_size=chunk_size)
@@ -202,7 +208,8 @@ def test_no_array_of_all_logits_is_compiled(differentiated: bool) -> None:
 
 def test_bad_arguments_are_named() -> None:
     hidden, weight, bias, targets, token_weights = inputs()
-    bare = getattr(linear_cross_entropy, "__wrapped__", linear_cross_entropy)
+    checked = cross_entropy.linear_cross_entropy
+    bare = getattr(checked, "__wrapped__", checked)  # without the annotation checks of tests
     with pytest.raises(ValueError, match="chunk_size = 0"):
         bare(hidden, weight, bias, targets, token_weights, chunk_size=0)
     with pytest.raises(ValueError, match="do not fit together"):
