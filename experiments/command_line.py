@@ -42,8 +42,9 @@ def parse_arguments(argv: Sequence[str], *, program: str, summary: str) -> Argum
     parser = _Parser(
         prog=f"python -m {program}",
         description=summary,
-        epilog=f"example:\n  python -m {program} --workdir /tmp/zaya-demo --config.train.steps=200\n"
-        f"\nconfig fields and their defaults (a config file may differ):\n{field_help()}",
+        epilog="example:\n"
+        f"  python -m {program} --workdir /tmp/zaya-demo --config.train.steps=200\n\n"
+        f"config fields and their defaults (a config file may differ):\n{field_help()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -94,7 +95,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 
 def run_reporting_errors(run: Callable[[], int]) -> NoReturn:
-    """Calls `run` and exits with its status; an error the user can mend is one line and status 1."""
+    """Exits with the status of `run`; an error the user can mend is one line and status 1."""
     # Orbax logs every failed write with its stack; the same failure reaches us as an exception.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:

@@ -26,7 +26,7 @@ def sample_text(
     prompt: str,
     *,
     max_tokens: int,
-    rng: UInt32[Array, "2"],
+    rng: UInt32[Array, " 2"],
     temperature: float = 0.8,
     top_p: float = 0.95,
 ) -> str:
@@ -80,18 +80,19 @@ def _next_token(
     variables: dict[str, Any],
     window: Int[Array, "1 seq"],
     end: Int[Array, ""] | int,
-    allowed: Bool[Array, "vocab"],
-    rng: UInt32[Array, "2"],
+    allowed: Bool[Array, " vocab"],
+    rng: UInt32[Array, " 2"],
     *,
     temperature: float,
     top_p: float,
 ) -> Int[Array, ""]:
     """Draws the token at position `end`; what stands in the window from there on is not seen."""
     real = (jnp.arange(window.shape[1]) < end).astype(jnp.int32)[None, :]
-    states = Transformer(config).apply(
+    states: Any = Transformer(config).apply(
         variables, window, segment_ids=real, method=Transformer.hidden_states
     )
-    weight, bias = Transformer(config).apply(variables, method=Transformer.head)
+    head: Any = Transformer(config).apply(variables, method=Transformer.head)
+    weight, bias = head
     last = jax.lax.dynamic_index_in_dim(states.final[0], end - 1, keepdims=False)
     logits = jnp.einsum("h,vh->v", last, weight, preferred_element_type=jnp.float32)
     if bias is not None:
@@ -103,7 +104,7 @@ def _next_token(
     return jax.random.categorical(key, keep_top_p(logits / temperature, top_p))
 
 
-def keep_top_p(logits: Float[Array, "vocab"], top_p: float) -> Float[Array, "vocab"]:
+def keep_top_p(logits: Float[Array, " vocab"], top_p: float) -> Float[Array, " vocab"]:
     """Minus infinity for all but the most likely entries that together reach `top_p`."""
     probabilities = jax.nn.softmax(logits)
     descending = jnp.sort(probabilities)[::-1]

@@ -2,7 +2,8 @@
 
 | decays | parameters |
 | --- | --- |
-| yes | `weight` of linear layers, `embedding`, `head_weight`, experts' `gate_up` and `down`, `grouped_conv` |
+| yes | `weight` of linear layers, `embedding`, `head_weight` |
+| yes | experts' `gate_up` and `down`, `grouped_conv` |
 | no | `weight` of norms, every `*bias`, every `*scale`, `key_temperature`, `depthwise_conv` |
 
 Rank cannot decide this: layers are stacked, so a norm's vector is stored as a matrix.

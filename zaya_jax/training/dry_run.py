@@ -41,8 +41,8 @@ def plan(config: RunConfig) -> dict[str, Any]:
         "config": to_plain(config),
         "parameters": {
             "total": parameter_count(config.model),
-            "active": active_parameter_count(config.model),
-            "embedding": config.model.vocab_size * config.model.hidden_size,
+            "without embedding": parameter_count(config.model, embedding=False),
+            "active, without emb.": active_parameter_count(config.model),
         },
         "flops": {
             "forward per token": flops_per_token(config.model, sequence),

@@ -2,7 +2,7 @@
 
     loss     = sum_t w_t * (-log p(target_t)) / sum_t w_t
     z_loss   = z_loss_weight * sum_t w_t * log(Z_t)^2 / sum_t w_t
-    gradient = of loss + z_loss
+    gradient = of the objective, loss + z_loss
 
 w_t are the batch's `loss_weights`: 0 on padding and on tokens that are not to be learnt.
 """
@@ -27,8 +27,8 @@ class LossSums:
     """Sums over the tokens of a batch, or of a part of one. All float32.
 
     Attributes:
+      objective: weighted cross entropy plus z-loss; the one that carries gradients.
       loss: weighted cross entropy in nats.
-      z_loss: weighted z-loss, its coefficient included.
       correct: weight of the tokens whose target was the most likely one.
       weight: total weight.
       tokens: real tokens, padding excluded.
@@ -36,13 +36,13 @@ class LossSums:
       residual_mean_square: mean square of the residual stream by depth, times `tokens`.
     """
 
+    objective: Float[Array, ""]
     loss: Float[Array, ""]
-    z_loss: Float[Array, ""]
     correct: Float[Array, ""]
     weight: Float[Array, ""]
     tokens: Float[Array, ""]
     class_counts: Float[Array, "layers classes"]
-    residual_mean_square: Float[Array, "depth"]
+    residual_mean_square: Float[Array, " depth"]
 
 
 def loss_sums(
@@ -55,14 +55,15 @@ def loss_sums(
 ) -> LossSums:
     """Runs the model and the fused head on one batch. No array [tokens, vocab] is kept."""
     variables = {"params": params, "balancing": balancing}
-    states = model.apply(
+    states: Any = model.apply(
         variables,
         batch["tokens"],
         positions=batch["positions"],
         segment_ids=batch["segment_ids"],
         method=Transformer.hidden_states,
     )
-    weight, bias = model.apply(variables, method=Transformer.head)
+    head: Any = model.apply(variables, method=Transformer.head)
+    weight, bias = head
     # [batch, seq, hidden] -> [batch * seq, hidden]: the head does not see the sequence
     sums = linear_cross_entropy(
         states.final.reshape(-1, states.final.shape[-1]),
@@ -74,8 +75,8 @@ def loss_sums(
     )
     tokens = jnp.sum(batch["segment_ids"] > 0).astype(jnp.float32)
     return LossSums(
-        loss=sums.loss_sum,
-        z_loss=sums.z_loss_sum,
+        objective=sums.loss_sum,
+        loss=jax.lax.stop_gradient(sums.loss_sum - sums.z_loss_sum),
         correct=jax.lax.stop_gradient(sums.correct_sum),
         weight=sums.weight_sum,
         tokens=tokens,

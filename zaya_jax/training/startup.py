@@ -26,6 +26,9 @@ from zaya_jax.training.state import (
     state_from_variables,
 )
 
+# Optimising the initialisation would take longer than running it unoptimised.
+_RUNS_ONCE = {"xla_backend_optimization_level": "0"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Resumption:
@@ -70,7 +73,7 @@ def new_state(config: RunConfig) -> TrainState:
     """
     rng = seed_key_data(config.train.seed)
     if not config.init_from:
-        return jax.jit(lambda key: init_state(config, key))(rng)
+        return jax.jit(lambda key: init_state(config, key), compiler_options=_RUNS_ONCE)(rng)
     saved_model, variables = load_checkpoint(config.init_from)
     differences = architecture_differences(saved_model, config.model)
     if differences:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, UInt32
 
+from zaya_jax.config import ExpertDispatch
 from zaya_jax.data.config import DataConfig
 from zaya_jax.data.packing import BATCH_DTYPES
 from zaya_jax.model.transformer import Transformer
@@ -37,7 +38,7 @@ class TrainState:
     optimizer_state: optax.OptState
     balancing: dict[str, Float[Array, "layers classes"]]
     balancing_optimizer_state: optax.OptState
-    rng: UInt32[Array, "2"]
+    rng: UInt32[Array, " 2"]
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -54,7 +55,9 @@ def init_state(config: RunConfig, rng: Array) -> TrainState:
     """
     init_key, run_key = jax.random.split(jax.random.wrap_key_data(rng))
     tokens = jnp.zeros((1, 2), jnp.int32)  # shapes of parameters do not depend on it
-    variables = Transformer(config.model).init(init_key, tokens)
+    # Both dispatch forms have the same parameters; the dense one compiles sooner.
+    model = config.model.replace(expert_dispatch=ExpertDispatch.DENSE)
+    variables: Any = Transformer(model).init(init_key, tokens)
     return state_from_variables(config, variables, jax.random.key_data(run_key))
 
 

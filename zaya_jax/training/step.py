@@ -7,6 +7,7 @@ cut changes memory and rounding but not the update, however unevenly padding is 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -46,7 +47,7 @@ class StepMetrics:
     param_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
     class_counts: Float[Array, "layers classes"]
-    residual_rms: Float[Array, "depth"]
+    residual_rms: Float[Array, " depth"]
 
 
 def train_step(
@@ -70,7 +71,8 @@ def train_step(
         state.balancing_optimizer_state,
         sums.class_counts,
     )
-    new_state = state.replace(
+    new_state = dataclasses.replace(
+        state,
         step=state.step + 1,
         params=optax.apply_updates(state.params, updates),
         optimizer_state=optimizer_state,
@@ -83,8 +85,8 @@ def train_step(
         loss=sums.loss / weight,
         accuracy=sums.correct / weight,
         tokens=sums.tokens,
-        grad_norm=optax.global_norm(grads),
-        param_norm=optax.global_norm(state.params),
+        grad_norm=optax.tree.norm(grads),
+        param_norm=optax.tree.norm(state.params),
         learning_rate=jnp.asarray(schedule(state.step), jnp.float32),
         class_counts=sums.class_counts,
         residual_rms=jnp.sqrt(sums.residual_mean_square / jnp.maximum(sums.tokens, 1.0)),
@@ -109,7 +111,7 @@ def _gradients(
         sums = loss_sums(
             model, params, state.balancing, part, z_loss_weight=config.train.z_loss_weight
         )
-        return (sums.loss + sums.z_loss) / total_weight, sums
+        return sums.objective / total_weight, sums
 
     gradient = jax.grad(objective, has_aux=True)
     parts = config.train.microbatches

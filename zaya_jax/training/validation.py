@@ -25,7 +25,7 @@ class Validator:
     def __init__(self, config: RunConfig, batches: dict[str, list[Batch]]) -> None:
         self._config = config
         self._batches = batches
-        self._step = jax.jit(functools.partial(validation_step, config))
+        self._step: Any = jax.jit(functools.partial(validation_step, config))
 
     def compile(self, state: TrainState) -> None:
         """Compiles ahead, so that no validation is slower than another."""
