@@ -18,7 +18,7 @@ grouped forms do the work once per token and drop no token:
 
 Shapes: x [T, H], gate_up [E, 2F, H] (gate rows first), down [E, H, F]. Every product accumulates in
 float32; ``silu(g) * u`` is rounded to ``x.dtype`` before the second product.
-FLOPs: 6 T H F forward, 18 T H F with gradients, plus the padding (about 5% at balanced load).
+FLOPs: 6 T H F forward, 18 T H F with gradients, plus the padding (about 8% at balanced load).
 Bytes: each expert's weights are read once, E * 3 H F; with gradients they are read again and
 written once. Bound by the matrix products while T / E is in the hundreds, by reading weights below.
 """
