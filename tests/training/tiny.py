@@ -13,7 +13,7 @@ from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.training.settings import RunConfig, TrainConfig
 
 MODEL = ModelConfig(
-    vocab_size=260,
+    vocab_size=272,
     hidden_size=16,
     num_layers=2,
     num_query_heads=2,
