@@ -13,6 +13,7 @@ after the new one has its manifest.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -158,6 +159,7 @@ class CheckpointManager:
         try:
             self._orbax.save(step, args=items, force=True)
         except (OSError, ValueError) as error:
+            self._abandon_orbax()
             raise _write_error(self._directory / str(step), error) from error
         self._commit = threading.Thread(target=self._finish, args=(step,), name="checkpoint")
         self._commit.start()
@@ -175,6 +177,7 @@ class CheckpointManager:
             self._commit = None
         if self._commit_error is not None:
             error, self._commit_error = self._commit_error, None
+            self._abandon_orbax()
             raise error
 
     def close(self) -> None:
@@ -196,6 +199,14 @@ class CheckpointManager:
             cleanup_tmp_directories=True,  # what a killed run left half-written
         )
         return ocp.CheckpointManager(self._directory.absolute(), options=options)
+
+    def _abandon_orbax(self) -> None:
+        """After a failure: the next save opens Orbax anew, which clears half-written files away."""
+        assert self._orbax is not None
+        orbax, self._orbax = self._orbax, None
+        # Closing raises the failure once more; it is being reported already.
+        with contextlib.suppress(OSError, ValueError):
+            orbax.close()
 
     def _finish(self, step: int) -> None:
         """Runs beside training: waits for the files, writes the manifest, deletes old steps."""
