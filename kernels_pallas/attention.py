@@ -56,9 +56,7 @@ def causal_attention(
 
 def _attend(query: Array, key: Array, value: Array, mask: Array, scale: float) -> Array:
     """Plain attention of a block of queries; `mask` is [batch or 1, queries, keys]."""
-    scores = jnp.einsum(
-        "bqhgd,bkhd->bhgqk", query * scale, key, preferred_element_type=jnp.float32
-    )
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", query * scale, key, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bhgqk,bkhd->bqhgd", probabilities, value)

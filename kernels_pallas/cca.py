@@ -32,7 +32,7 @@ _NORM_EPSILON = 1e-12
 
 
 class CCAWeights(NamedTuple):
-    """The parameters of the mixing step, in the released layout; the last tap is the newest token."""
+    """The mixing step's parameters in the released layout; the last tap is the newest token."""
 
     depthwise: Float[Array, "channels depthwise_width"]
     depthwise_bias: Float[Array, "channels"]

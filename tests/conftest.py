@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests run tiny programs once: compiling quickly matters, running quickly does not.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from jaxtyping import install_import_hook
 

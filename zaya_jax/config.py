@@ -78,8 +78,15 @@ class OutputInit(enum.StrEnum):
     PLAIN = "plain"  # the same as every other matrix
 
 
+class RouterInit(enum.StrEnum):
+    """Initial spread of the router's MLP."""
+
+    FAN_IN = "fan_in"  # 1 / sqrt(inputs): tokens differ in their choice from the first step
+    PLAIN = "plain"  # the same as every other matrix: nearly equal scores in small models
+
+
 class ExpertDispatch(enum.StrEnum):
-    """How tokens reach their experts. Both forms give the same numbers; no token is ever dropped."""
+    """How tokens reach their experts. The forms give the same numbers and drop no token."""
 
     DENSE = "dense"  # every expert on every token, then select: the oracle, E times the work
     GROUPED = "grouped"  # sort tokens by expert and multiply group by group
@@ -148,6 +155,7 @@ class ModelConfig:
     # Initialisation, read only when training from scratch
     initializer_stddev: float = 0.02  # of the truncated normal of matrices and convolutions
     output_init: OutputInit = OutputInit.DEPTH_SCALED  # of output and expert down projections
+    router_init: RouterInit = RouterInit.FAN_IN  # of the three layers of the router's MLP
 
     # Execution: changes speed and rounding, never the parameter tree
     activation_dtype: str = "bfloat16"  # of activations; the fp32 set of the model is unaffected
@@ -222,7 +230,7 @@ class ModelConfig:
 
 
 EXECUTION_FIELDS = frozenset({"activation_dtype", "expert_dispatch", "layer_loop", "remat"})
-INITIALIZATION_FIELDS = frozenset({"initializer_stddev", "output_init"})
+INITIALIZATION_FIELDS = frozenset({"initializer_stddev", "output_init", "router_init"})
 
 _ENUM_FIELDS: dict[str, type[enum.StrEnum]] = {
     "attention": AttentionKind,
@@ -233,6 +241,7 @@ _ENUM_FIELDS: dict[str, type[enum.StrEnum]] = {
     "balancing_rule": BalancingRule,
     "residual": ResidualKind,
     "output_init": OutputInit,
+    "router_init": RouterInit,
     "expert_dispatch": ExpertDispatch,
     "layer_loop": LayerLoop,
     "remat": RematPolicy,

@@ -61,7 +61,7 @@ def zaya1_74b_preview() -> ModelConfig:
 
 
 def ablation_1b8() -> ModelConfig:
-    """A model of 1.8B parameters, the scale of the published router ablation (arXiv 2605.05365, Fig. 4).
+    """1.8B parameters, the scale of the published router ablation (arXiv 2605.05365, Fig. 4).
 
     Only the total is published; the geometry keeps ZAYA1-8B's proportions.
     """

@@ -22,6 +22,7 @@ _BASE = ModelConfig(
     max_position_embeddings=128,
     rope_theta=5e6,
     activation_dtype="float32",
+    expert_dispatch="dense",  # compiles quickest; one case runs the grouped form
 )
 
 BATCH, SEQ = 2, 40
@@ -96,29 +97,31 @@ def _case(
 
 
 CASES = (
-    _case("base"),
-    _case("heads_4_1", num_kv_heads=1),
-    _case("heads_4_4", num_kv_heads=4),
-    _case("heads_6_3", num_query_heads=6, num_kv_heads=3),
-    _case("conv_1_1", depthwise_conv_width=1, grouped_conv_width=1),
-    _case("conv_1_4", depthwise_conv_width=1, grouped_conv_width=4),
-    _case("conv_3_2", depthwise_conv_width=3),
-    _case("conv_4_3", depthwise_conv_width=4, grouped_conv_width=3),
-    _case("head_dim_64", head_dim=64),
-    _case("attention_bias", attention_bias=True),
-    _case("untied_head_bias", tie_embeddings=False, head_bias=True),
+    _case("base", seed=2),
+    _case("grouped_dispatch", seed=2, expert_dispatch="grouped"),
+    _case("heads_4_1", seed=4, num_kv_heads=1),
+    _case("heads_4_4", seed=13, num_kv_heads=4),
+    _case("heads_6_3", seed=1, num_query_heads=6, num_kv_heads=3),
+    _case("conv_1_1", seed=2, depthwise_conv_width=1, grouped_conv_width=1),
+    _case("conv_1_4", seed=2, depthwise_conv_width=1, grouped_conv_width=4),
+    _case("conv_3_2", seed=2, depthwise_conv_width=3),
+    _case("conv_4_3", seed=2, depthwise_conv_width=4, grouped_conv_width=3),
+    _case("head_dim_64", seed=1, head_dim=64),
+    _case("attention_bias", seed=5, attention_bias=True),
+    _case("untied_head_bias", seed=2, tie_embeddings=False, head_bias=True),
     _case(
         "sliding",
+        seed=2,
         num_layers=4,
         layer_pattern=(LayerType.SLIDING, LayerType.FULL),
         sliding_window=5,
         sliding_rope_theta=1e4,
     ),
-    _case("full_rotary", rotary_fraction=1.0, rope_theta=1e4),
-    _case("experts_32", seed=3, num_experts=32),
-    _case("one_layer", num_layers=1),
-    _case("strong_router", router_gain=8.0),
-    _case("tiny_router_state", router_down_gain=0.003, router_gain=4.0),
+    _case("full_rotary", seed=2, rotary_fraction=1.0, rope_theta=1e4),
+    _case("experts_32", seed=4, num_experts=32),
+    _case("one_layer", seed=2, num_layers=1),
+    _case("strong_router", seed=5, router_gain=8.0),
+    _case("tiny_router_state", seed=5, router_down_gain=0.003, router_gain=4.0),
 )
 
 CASE_BY_NAME = {case.name: case for case in CASES}

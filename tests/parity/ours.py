@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tests.parity.cases import ParityCase
@@ -15,7 +16,7 @@ from zaya_jax.checkpoint.layouts import (
     variables_from_tensors,
 )
 from zaya_jax.model.outputs import HiddenStates
-from zaya_jax.model.transformer import Transformer
+from zaya_jax.model.transformer import Transformer, head_logits
 from zaya_jax.training.loss import loss_sums
 
 
@@ -39,24 +40,29 @@ def our_run(case: ParityCase) -> OurRun:
     """Forward and backward of the case: every token but the last predicts the next one."""
     tokens = case.tokens()
     model = Transformer(case.model)
-    variables = case_variables(case)
-    states = jax.jit(lambda v: model.apply(v, tokens, method=Transformer.hidden_states))(variables)
-    logits = jax.jit(lambda v: model.apply(v, tokens).logits)(variables)
+    variables = jax.tree.map(jnp.asarray, case_variables(case))
     targets = np.concatenate([tokens[:, 1:], np.zeros_like(tokens[:, :1])], axis=1)
     weights = np.ones(tokens.shape, np.float32)
     weights[:, -1] = 0.0
-    batch = {
+    host_batch = {
         "tokens": tokens,
         "targets": targets,
         "positions": np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape),
         "segment_ids": np.ones_like(tokens),
         "loss_weights": weights,
     }
+    batch = {name: jnp.asarray(array) for name, array in host_batch.items()}
+
+    def forward(own: dict) -> tuple[HiddenStates, jax.Array]:
+        states = model.apply(own, tokens, method=Transformer.hidden_states)
+        weight, bias = model.apply(own, method=Transformer.head)
+        return states, head_logits(states.final, weight, bias)
 
     def loss(params: dict) -> jax.Array:
         sums = loss_sums(model, params, variables["balancing"], batch)
-        return sums.loss / sums.weight
+        return sums.objective / sums.weight
 
+    states, logits = jax.jit(forward)(variables)
     value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
     rules = transformers_layout(case.model)
     named = tensors_from_variables(

@@ -50,9 +50,9 @@ class CCAAttention(nn.Module):
         attended = causal_attention(query, key, value, segment_ids=segment_ids, window=window)
         # [batch, seq, query_heads, head_dim] -> [batch, seq, query_heads * head_dim]
         attended = attended.reshape(*attended.shape[:2], config.query_size)
-        return self._projection(
-            "output", config.hidden_size, initialization.output_matrix(config)
-        )(attended)
+        return self._projection("output", config.hidden_size, initialization.output_matrix(config))(
+            attended
+        )
 
     def _projection(
         self, name: str, features: int, kernel_init: nn.initializers.Initializer | None = None

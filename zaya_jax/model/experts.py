@@ -27,7 +27,7 @@ class Experts(nn.Module):
         class_index: Int[Array, "batch seq"],
         gate: Float[Array, "batch seq"],
     ) -> Float[Array, "batch seq hidden"]:
-        """Gated expert outputs in the dtype of `x`; exactly zero where the skip class was chosen."""
+        """Gated expert outputs in the dtype of `x`; exactly zero for the skip class."""
         config = self.config
         experts, hidden = config.num_experts, config.hidden_size
         width = config.expert_intermediate_size
@@ -45,8 +45,8 @@ class Experts(nn.Module):
             x.reshape(-1, hidden),
             class_index.reshape(-1),
             gate.reshape(-1),
-            gate_up.astype(x.dtype),
-            down.astype(x.dtype),
+            gate_up,
+            down,
             dispatch=str(config.expert_dispatch),
         )
         return output.reshape(x.shape)

@@ -3,11 +3,13 @@
 | tensor | start |
 | --- | --- |
 | embedding, untied head | truncated normal, `initializer_stddev` |
-| query, key, value, router and expert gate/up matrices | truncated normal, `initializer_stddev` |
-| attention output and expert down matrices | the same; divided by sqrt(2 * layers) if depth-scaled |
+| query, key, value and expert gate/up matrices | truncated normal, `initializer_stddev` |
+| router down-projection | the same; its scale vanishes in the router's norm |
+| router MLP | truncated normal of 1 / sqrt(inputs) if fan-in, else `initializer_stddev` |
+| attention output, expert down | the same over sqrt(2 * layers), if depth-scaled |
 | convolution taps | truncated normal, `initializer_stddev`: q and k start as their means |
 | key temperature | 1: keys as long as queries (0, the released class's default, silences all keys) |
-| norm weights, residual scales, input scale, router state scale | 1 |
+| norm weights, residual, input and router state scales | 1 |
 | every bias | 0 |
 | balancing biases | 0 for experts, -1 for the skip class: unreachable until training moves it |
 
@@ -22,7 +24,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from zaya_jax.config import ModelConfig, OutputInit
+from zaya_jax.config import ModelConfig, OutputInit, RouterInit
 
 SKIP_CLASS_BIAS = -1.0
 
@@ -41,6 +43,13 @@ def output_matrix(config: ModelConfig) -> nn.initializers.Initializer:
     if config.output_init is OutputInit.DEPTH_SCALED:
         stddev = stddev / (2 * config.num_layers) ** 0.5
     return nn.initializers.truncated_normal(stddev / _TRUNCATION_SHRINKAGE)
+
+
+def router_matrix(config: ModelConfig, inputs: int) -> nn.initializers.Initializer:
+    """For the layers of the router's MLP that read `inputs` channels."""
+    if config.router_init is RouterInit.PLAIN:
+        return matrix(config)
+    return nn.initializers.truncated_normal(inputs**-0.5 / _TRUNCATION_SHRINKAGE)
 
 
 def balancing_biases(config: ModelConfig) -> Float[Array, "layers classes"]:

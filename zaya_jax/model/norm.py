@@ -1,4 +1,4 @@
-"""Modules that own the vectors of norms and residual scaling; the arithmetic is in kernels_pallas."""
+"""Modules that own the vectors of norms and residual scaling."""
 
 from __future__ import annotations
 

@@ -72,14 +72,16 @@ class Router(nn.Module):
         config = self.config
         x = RMSNorm(config.rms_norm_epsilon, jnp.dtype(jnp.float32), name="norm")(state)
         for name in ("fc1", "fc2"):
-            x = jax.nn.gelu(self._dense(name, config.router_hidden_size, True)(x), approximate=False)
+            x = jax.nn.gelu(
+                self._dense(name, config.router_hidden_size, True)(x), approximate=False
+            )
         return self._dense("out", config.num_router_classes, False)(x)
 
     def _dense(self, name: str, features: int, use_bias: bool) -> Linear:
         return Linear(
             features=features,
             use_bias=use_bias,
-            kernel_init=initialization.matrix(self.config),
+            kernel_init=initialization.router_matrix(self.config, self.config.router_hidden_size),
             dtype=jnp.dtype(jnp.float32),
             name=name,
         )

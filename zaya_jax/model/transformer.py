@@ -24,6 +24,9 @@ from zaya_jax.model.norm import RMSNorm
 from zaya_jax.model.outputs import HiddenStates, Routing, TransformerOutput
 from zaya_jax.model.rope import rope_tables
 
+# Token ids, positions or segment ids; host arrays are welcome.
+TokenArray = Int[Array | np.ndarray, "batch seq"]
+
 # A window that no sequence reaches, for full layers in a model that also has sliding ones.
 _NO_WINDOW = np.iinfo(np.int32).max
 
@@ -43,7 +46,11 @@ class Transformer(nn.Module):
         config = self.config
         shape = (config.vocab_size, config.hidden_size)
         width = (config.hidden_size,)
-        matrix, ones, zeros = initialization.matrix(config), initialization.ones, initialization.zeros
+        matrix, ones, zeros = (
+            initialization.matrix(config),
+            initialization.ones,
+            initialization.zeros,
+        )
         self.embedding = self.param("embedding", matrix, shape, jnp.float32)
         self.input_scale = self.param("input_scale", ones, width, jnp.float32)
         self.input_bias = self.param("input_bias", zeros, width, jnp.float32)
@@ -66,10 +73,10 @@ class Transformer(nn.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "batch seq"],
+        tokens: TokenArray,
         *,
-        positions: Int[Array, "batch seq"] | None = None,
-        segment_ids: Int[Array, "batch seq"] | None = None,
+        positions: TokenArray | None = None,
+        segment_ids: TokenArray | None = None,
     ) -> TransformerOutput:
         """Next-token logits of every position.
 
@@ -84,20 +91,15 @@ class Transformer(nn.Module):
             a token id outside the vocabulary.
         """
         states = self.hidden_states(tokens, positions=positions, segment_ids=segment_ids)
-        weight, bias = self.head()
-        logits = jnp.einsum(
-            "bsh,vh->bsv", states.final, weight, preferred_element_type=jnp.float32
-        )
-        if bias is not None:
-            logits = logits + bias[None, None, :]
+        logits = head_logits(states.final, *self.head())
         return TransformerOutput(logits, states.routing)
 
     def hidden_states(
         self,
-        tokens: Int[Array, "batch seq"],
+        tokens: TokenArray,
         *,
-        positions: Int[Array, "batch seq"] | None = None,
-        segment_ids: Int[Array, "batch seq"] | None = None,
+        positions: TokenArray | None = None,
+        segment_ids: TokenArray | None = None,
     ) -> HiddenStates:
         """Everything before the LM head; arguments and errors as for `__call__`."""
         config = self.config
@@ -110,7 +112,7 @@ class Transformer(nn.Module):
         first_rms = root_mean_square(residual, shared.real_tokens)
         router_state = jnp.zeros((*tokens.shape, config.router_hidden_size), jnp.float32)
         carry, layers = self.layers(
-            LayerCarry(residual, router_state), self._layer_inputs(tokens.shape[1]), shared
+            LayerCarry(residual, router_state), self._layer_inputs(), shared
         )
         return _collect(self.final_norm(carry.residual), first_rms, layers)
 
@@ -119,7 +121,7 @@ class Transformer(nn.Module):
         weight = self.embedding if self.config.tie_embeddings else self.head_weight
         return weight, self.head_bias if self.config.head_bias else None
 
-    def _layer_inputs(self, seq: int) -> LayerInput:
+    def _layer_inputs(self) -> LayerInput:
         config = self.config
         width = config.router_hidden_size
         # The first layer has no router before it: scale zero.
@@ -137,6 +139,16 @@ class Transformer(nn.Module):
             rope_index=jnp.asarray(rope_index, jnp.int32),
             window=window,
         )
+
+
+def head_logits(
+    final: Float[Array, "batch seq hidden"],
+    weight: Float[Array, "vocab hidden"],
+    bias: Float[Array, "vocab"] | None,
+) -> Float[Array, "batch seq vocab"]:
+    """The LM head, float32."""
+    logits = jnp.einsum("bsh,vh->bsv", final, weight, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias[None, None, :]
 
 
 def _stacked_blocks(config: ModelConfig) -> Any:
@@ -160,7 +172,7 @@ def _stacked_blocks(config: ModelConfig) -> Any:
 
 
 def _shared_input(
-    config: ModelConfig, positions: Array, segment_ids: Array | None
+    config: ModelConfig, positions: TokenArray, segment_ids: TokenArray | None
 ) -> SharedInput:
     """RoPE tables for the kinds of layers that exist, full ones first, and the padding mask."""
     kinds = set(config.layer_types)
@@ -169,6 +181,7 @@ def _shared_input(
     tables = [rope_tables(positions, config.rotary_dim, theta) for theta in thetas]
     real = jnp.ones(positions.shape, jnp.float32)
     if segment_ids is not None:
+        segment_ids = jnp.asarray(segment_ids)
         real = (segment_ids > 0).astype(jnp.float32)
     return SharedInput(
         cos=jnp.stack([cos for cos, _ in tables]),
@@ -192,7 +205,7 @@ def _collect(final: Array, first_rms: Array, layers: LayerOutput) -> HiddenState
     )
 
 
-def _check_tokens(tokens: Array, config: ModelConfig) -> None:
+def _check_tokens(tokens: TokenArray, config: ModelConfig) -> None:
     """Refuses sequences that are too long and, where values are known, foreign token ids."""
     if tokens.shape[1] > config.max_position_embeddings:
         raise ValueError(
