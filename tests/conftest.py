@@ -34,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail when a test was skipped for any reason but the lack of a GPU",
     )
+    parser.addoption(
+        "--golden",
+        action="store_true",
+        help="compare with stored results of the PyTorch implementation even if it is installed",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,57 +18,52 @@ from zaya_jax.model.transformer import Transformer, head_logits
 from zaya_jax.training.loss import loss_sums
 
 
-@dataclasses.dataclass(frozen=True)
-class OurRun:
-    """Results of one case, to be held against a `ReferenceRun`."""
-
-    states: HiddenStates
-    logits: np.ndarray
-    loss: float
-    gradients: dict[str, np.ndarray]  # by released tensor name
-
-
 def case_variables(case: ParityCase) -> dict:
     """The case's random tensors as a variables tree."""
     rules = transformers_layout(case.model)
-    return variables_from_tensors(rules, case.model, random_tensors(case))
+    variables = variables_from_tensors(rules, case.model, random_tensors(case))
+    return jax.tree.map(jnp.asarray, variables)
 
 
-def our_run(case: ParityCase) -> OurRun:
-    """Forward and backward of the case: every token but the last predicts the next one."""
-    tokens = case.tokens()
-    model = Transformer(case.model)
-    variables = jax.tree.map(jnp.asarray, case_variables(case))
-    targets = np.concatenate([tokens[:, 1:], np.zeros_like(tokens[:, :1])], axis=1)
-    weights = np.ones(tokens.shape, np.float32)
-    weights[:, -1] = 0.0
-    host_batch = {
-        "tokens": tokens,
-        "targets": targets,
-        "positions": np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape),
-        "segment_ids": np.ones_like(tokens),
-        "loss_weights": weights,
-    }
-    batch = {name: jnp.asarray(array) for name, array in host_batch.items()}
+def our_forward(case: ParityCase) -> tuple[HiddenStates, np.ndarray]:
+    """Hidden states, routing and logits of the case's tokens."""
+    model, tokens = Transformer(case.model), case.tokens()
 
-    def forward(own: dict) -> tuple[HiddenStates, jax.Array]:
-        states = model.apply(own, tokens, method=Transformer.hidden_states)
-        weight, bias = model.apply(own, method=Transformer.head)
+    def forward(variables: dict) -> tuple[HiddenStates, jax.Array]:
+        states = model.apply(variables, tokens, method=Transformer.hidden_states)
+        weight, bias = model.apply(variables, method=Transformer.head)
         return states, head_logits(states.final, weight, bias)
+
+    states, logits = jax.jit(forward)(case_variables(case))
+    return states, np.asarray(logits)
+
+
+def our_loss_and_gradients(case: ParityCase) -> tuple[float, dict[str, np.ndarray]]:
+    """Mean next-token loss as training computes it, and its gradients by released tensor name."""
+    model, variables, batch = Transformer(case.model), case_variables(case), _batch(case)
 
     def loss(params: dict) -> jax.Array:
         sums = loss_sums(model, params, variables["balancing"], batch)
         return sums.objective / sums.weight
 
-    states, logits = jax.jit(forward)(variables)
     value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
     rules = transformers_layout(case.model)
     named = tensors_from_variables(
         rules, case.model, {"params": gradients, "balancing": variables["balancing"]}
     )
-    return OurRun(
-        states=states,
-        logits=np.asarray(logits),
-        loss=float(value),
-        gradients={name: g for name, g in named if not name.endswith("balancing_biases")},
-    )
+    return float(value), {n: g for n, g in named if not n.endswith("balancing_biases")}
+
+
+def _batch(case: ParityCase) -> dict[str, jax.Array]:
+    """Every token but a row's last predicts the next one."""
+    tokens = case.tokens()
+    weights = np.ones(tokens.shape, np.float32)
+    weights[:, -1] = 0.0
+    batch = {
+        "tokens": tokens,
+        "targets": np.roll(tokens, -1, axis=1),
+        "positions": np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape),
+        "segment_ids": np.ones_like(tokens),
+        "loss_weights": weights,
+    }
+    return {name: jnp.asarray(array) for name, array in batch.items()}

@@ -54,11 +54,6 @@ def sketch_distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(difference / theirs[-1])
 
 
-def reference_run(case: ParityCase) -> ReferenceRun:
-    """The reference's results: computed now where it is installed, else the golden ones."""
-    return live_run(case) if LIVE else golden_run(case)
-
-
 def build(case: ParityCase) -> Any:
     """The reference model holding the case's random tensors."""
     import torch
