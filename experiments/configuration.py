@@ -146,9 +146,13 @@ def field_help() -> str:
 
 
 def _section_help(prefix: str, cls: Any, defaults: Mapping[str, Any]) -> list[str]:
-    meanings = dict(
-        re.findall(r"^    (\w+): [^#\n]*?# (.*)$", inspect.getsource(cls), re.MULTILINE)
-    )
+    meanings = {
+        name: str(inspect.getdoc(kind)).split(".")[0]
+        for name, kind in get_type_hints(cls).items()
+        if isinstance(kind, type) and issubclass(kind, enum.Enum)
+    }
+    comments = re.findall(r"^    (\w+): [^#\n]*?# (.*)$", inspect.getsource(cls), re.MULTILINE)
+    meanings |= dict(comments)
     return [f"  {f'{prefix}{n}={v}':<52} {meanings.get(n, '')}" for n, v in defaults.items()]
 
 

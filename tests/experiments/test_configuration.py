@@ -112,10 +112,8 @@ def test_a_bad_value_is_named(name: str, text: str, message: str):
 
 
 def test_three_ways_to_write_an_override():
-    rest, overrides = split_overrides(
-        ["--workdir", "w", "--config.train.steps=3", "--config.train.seed", "4"]
-        + ["--config.log.terminal", "--dry-run"]
-    )
+    words = ["--workdir", "w", "--config.train.steps=3", "--config.train.seed", "4"]
+    rest, overrides = split_overrides([*words, "--config.log.terminal", "--dry-run"])
     assert rest == ["--workdir", "w", "--dry-run"]
     assert overrides == [("train.steps", "3"), ("train.seed", "4"), ("log.terminal", "true")]
 
@@ -183,9 +181,8 @@ def test_a_wrong_command_line_is_one_line_and_status_2(wrong: str, tmp_path: Pat
 def test_dry_run_of_the_8b_model_allocates_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config = _override(("data.sequence_length", "4096"))
-    config = dataclasses.replace(config, model=presets.zaya1_8b())
-    assert plan(config, tmp_path) == 0
+    config = apply_overrides(base.get_config("zaya1_8b"), [("data.sequence_length", "4096")])
+    assert plan(to_run_config(config), tmp_path) == 0
     facts = json.loads((tmp_path / "dry_run.json").read_text())
     assert facts["parameters"]["total"] == 8_840_489_464
     balancing = 40 * 17

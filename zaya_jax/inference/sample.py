@@ -109,7 +109,8 @@ def keep_top_p(logits: Float[Array, " vocab"], top_p: float) -> Float[Array, " v
     probabilities = jax.nn.softmax(logits)
     descending = jnp.sort(probabilities)[::-1]
     before = jnp.cumsum(descending) - descending  # mass of the entries that are more likely
-    least = jnp.min(jnp.where(before < top_p, descending, jnp.inf))
+    reached = jnp.where(before < top_p, descending, jnp.inf)
+    least = jnp.minimum(jnp.min(reached), descending[0])  # the most likely one always stays
     return jnp.where(probabilities >= least, logits, -jnp.inf)
 
 
