@@ -96,8 +96,9 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 def run_reporting_errors(run: Callable[[], int]) -> NoReturn:
     """Exits with the status of `run`; an error the user can mend is one line and status 1."""
-    # Orbax logs every failed write with its stack; the same failure reaches us as an exception.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # Every failed write of Orbax is logged with its stack; the failure reaches us as an exception.
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
         status = run()
     except USER_ERRORS as error:

@@ -42,8 +42,13 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse_arguments(argv, program="experiments.pretrain", summary=__doc__ or "")
     if arguments.dry_run:
         return plan(arguments.config, arguments.workdir)
-    with StopSignal() as stop:
-        return pretrain(arguments.config, arguments.workdir, stop)
+    try:
+        with StopSignal() as stop:
+            return pretrain(arguments.config, arguments.workdir, stop)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a write to an open file
+            raise OSError(error.errno, error.strerror, str(arguments.workdir)) from error
+        raise
 
 
 def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.checkpoint.disk import small_disk
 from zaya_jax.checkpoint.manager import (
     CheckpointError,
     CheckpointManager,
@@ -166,41 +166,31 @@ def test_bad_settings_are_named(field: str):
         CheckpointConfig(**{field: -1})
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A file system of 3 MiB."""
-    mount = shutil.which("mount")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small disk needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_full_disk_is_one_clear_error_and_the_checkpoint_before_stays(
-    small_disk: Path, asynchronous: bool
+    tmp_path: Path, asynchronous: bool
 ):
     config = CheckpointConfig(keep_last=1, asynchronous=asynchronous)
-    manager = CheckpointManager(small_disk, config)
-    _save(manager, 1)
     noise = {"w": jax.random.normal(jax.random.key(0), (1000, 1000))}
+    with small_disk(tmp_path / "disk", 3 * 1024) as disk:
+        manager = CheckpointManager(disk, config)
+        _save(manager, 1)
 
-    def save_and_wait() -> None:
-        manager.save(2, variables=noise, training={"step": jnp.asarray(2)}, data={}, metadata={})
-        manager.wait()
+        def save_too_much() -> None:
+            manager.save(
+                2, variables=noise, training={"step": jnp.asarray(2)}, data={}, metadata={}
+            )
+            manager.wait()
 
-    with pytest.raises(CheckpointError, match=rf"{small_disk}/2: no space left on the device"):
-        save_and_wait()
-    manager.close()
-    with CheckpointManager(small_disk, config) as again:
-        found = again.find_latest()
-        assert found is not None
-        assert found.step == 1
-        _save(again, 3)  # and the half-written one does not fill the disk for ever
-        assert saved_steps(small_disk) == [3]
+        with pytest.raises(CheckpointError, match=rf"{disk}/2: no space left on the device"):
+            save_too_much()
+        manager.close()
+        with CheckpointManager(disk, config) as again:
+            found = again.find_latest()
+            assert found is not None
+            assert found.step == 1
+            _save(again, 3)  # and the half-written one does not fill the disk for ever
+            assert saved_steps(disk) == [3]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.checkpoint.disk import small_disk
 from zaya_jax import load_checkpoint
 from zaya_jax.checkpoint.manager import read_json
 from zaya_jax.training.metrics_file import read_metrics
@@ -197,3 +198,19 @@ def test_a_changed_run_is_refused_with_the_difference(
     assert errors.startswith("error: ")
     assert message in errors
     assert (workdir / "config.json").read_bytes() == before
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    whole_run: Path, tmp_path: Path, environment: dict[str, str]
+):
+    """The second checkpoint finds no room; with more of it the same command finishes."""
+    no_tensorboard = ["--config.log.tensorboard=false"]  # its files would fill the disk first
+    with small_disk(tmp_path / "disk", 600) as disk:
+        status, _, errors = _run(disk / "run", environment, *no_tensorboard)
+        assert status == 1
+        assert errors.count("\n") == 1
+        assert f"cannot write {disk}/run/checkpoints/" in errors
+        assert "no space left on the device" in errors
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        assert _run(disk / "run", environment, *no_tensorboard)[0] == 0
+        _assert_same_run(disk / "run", whole_run)
