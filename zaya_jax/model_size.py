@@ -75,7 +75,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> float:
     convolutions += channels * config.head_dim * config.grouped_conv_width
     router = hidden * width + 2 * width * width + width * config.num_router_classes
     experts = config.experts_per_token * 3 * hidden * config.expert_intermediate_size
-    multiplies = config.num_layers * (projections + convolutions + router + experts)
+    multiplies: float = config.num_layers * (projections + convolutions + router + experts)
     for layer_type in config.layer_types:
         window = config.sliding_window if layer_type is LayerType.SLIDING else None
         multiplies += 2 * config.query_size * _mean_keys(seq_len, window)

@@ -62,8 +62,8 @@ def transformers_layout(config: ModelConfig) -> tuple[TensorRule, ...]:
         rules.append(TensorRule(full_path, f"model.layers.{{layer}}.{name}", 0, unit_axis))
     if config.attention_bias:
         for ours, theirs in _PROJECTIONS.items():
-            path = ("params", "layers", "attention", ours, "bias")
-            rules.append(TensorRule(path, f"model.layers.{{layer}}.self_attn.{theirs}.bias", 0))
+            bias = ("params", "layers", "attention", ours, "bias")
+            rules.append(TensorRule(bias, f"model.layers.{{layer}}.self_attn.{theirs}.bias", 0))
     return tuple(rules)
 
 

@@ -7,7 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.expert_mlp import expert_mlp
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ExpertDispatch, ModelConfig
 from zaya_jax.model import initialization
 
 
@@ -47,6 +47,6 @@ class Experts(nn.Module):
             gate.reshape(-1),
             gate_up,
             down,
-            dispatch=str(config.expert_dispatch),
+            dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
         )
         return output.reshape(x.shape)

@@ -8,7 +8,7 @@
 | router MLP | truncated normal of 1 / sqrt(inputs) if fan-in, else `initializer_stddev` |
 | attention output, expert down | the same over sqrt(2 * layers), if depth-scaled |
 | convolution taps | truncated normal, `initializer_stddev`: q and k start as their means |
-| key temperature | 1: keys as long as queries (0, the released class's default, silences all keys) |
+| key temperature | 1: keys as long as queries (0, as in transformers, silences keys) |
 | norm weights, residual, input and router state scales | 1 |
 | every bias | 0 |
 | balancing biases | 0 for experts, -1 for the skip class: unreachable until training moves it |

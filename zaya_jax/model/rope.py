@@ -17,9 +17,9 @@ def inverse_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
 
 
 def rope_tables(
-    positions: Int[Array, "batch seq"], rotary_dim: int, theta: float
+    positions: Int[Array | np.ndarray, "batch seq"], rotary_dim: int, theta: float
 ) -> tuple[Float[Array, "batch seq half_rotary"], Float[Array, "batch seq half_rotary"]]:
     """Cosines and sines of position times inverse frequency, float32."""
     frequencies = jnp.asarray(inverse_frequencies(rotary_dim, theta))
-    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    angles = jnp.asarray(positions, jnp.float32)[:, :, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)

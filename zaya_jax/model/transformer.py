@@ -131,7 +131,8 @@ class Transformer(nn.Module):
         sliding = np.array([kind is LayerType.SLIDING for kind in config.layer_types])
         window = None
         if sliding.any():
-            window = jnp.asarray(np.where(sliding, config.sliding_window, _NO_WINDOW), jnp.int32)
+            widths = np.where(sliding, config.sliding_window or 0, _NO_WINDOW)
+            window = jnp.asarray(widths, jnp.int32)
         rope_index = sliding if sliding.any() and not sliding.all() else np.zeros_like(sliding)
         return LayerInput(
             router_state_scale=jnp.concatenate(scales, axis=0),
