@@ -75,3 +75,26 @@ def test_clipping_leaves_small_gradients_alone():
         _, state = optimizer.update(grads, optimizer.init(params), params)
         moment = next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4,))
         np.testing.assert_allclose(moment, 0.1 * expected, rtol=1e-6)
+
+
+def test_zero_gradients_are_not_clipped_to_nan():
+    params = {"fc": {"bias": jnp.zeros((4,))}}
+    updates, _ = adamw(FLAT, total_steps=10).update(
+        params, adamw(FLAT, total_steps=10).init(params), params
+    )
+    np.testing.assert_array_equal(updates["fc"]["bias"], 0.0)
+
+
+def test_the_compiled_update_is_in_place_and_makes_no_copy_of_a_parameter():
+    optimizer = adamw(FLAT, total_steps=10)
+    params = {"fc": {"weight": jnp.zeros((512, 512))}}
+    size = params["fc"]["weight"].nbytes
+
+    def update(params: dict, state: optax.OptState, grads: dict) -> tuple[dict, optax.OptState]:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(update, donate_argnums=(0, 1)).lower(params, optimizer.init(params), params)
+    memory = compiled.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < size / 10
+    assert memory.alias_size_in_bytes >= 3 * size
