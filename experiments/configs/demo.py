@@ -2,9 +2,10 @@
 
     python -m experiments.pretrain --config experiments/configs/demo.py --workdir /tmp/zaya-demo
 
-Hardware: two CPU cores, 2 GB of memory. Time: TODO.
-Expected: validation loss from 9.35 to 5.2 nats per token (± 0.05: the text differs between Python
-versions), 0.9 below the unigram entropy of the same text.
+Hardware: two CPU cores, 2 GB of memory. Time: about 240 s of CPU time, which two idle cores do in
+about two and a half minutes; half a minute of it is compiling.
+Expected: validation loss from 9.3 to 5.22 nats per token (± 0.05: the text differs between Python
+versions), 0.90 below the unigram entropy of the same text.
 """
 
 from __future__ import annotations
