@@ -21,6 +21,7 @@ from zaya_jax.training.metrics_file import JsonlWriter, MetricsError, plain_reco
 from zaya_jax.training.progress import BarWriter, LineWriter, terminal_writer
 from zaya_jax.training.writers import (
     MultiWriter,
+    TensorBoardWriter,
     WandbMode,
     WriterConfig,
     open_writers,
@@ -335,3 +336,12 @@ def test_wandb_is_told_every_number_with_its_step(
         writers.write(train(1))
         writers.write(event(1, "resume"))
     assert logged == [{"step": 1, "train/loss": 2.0}, {"finished": 1.0}]
+
+
+def test_a_full_disk_under_tensorboard_is_an_error_and_never_a_hang(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path, resume_step=None)
+    # /dev/full answers every write as a full disk does.
+    with open("/dev/full", "wb", buffering=0) as full:
+        writer._events._py_recordio_writer._writer = full
+        with pytest.raises(OSError, match="No space left"):
+            writer.write({"kind": "train", "step": 1, "time": 0.0, "loss": 1.0})

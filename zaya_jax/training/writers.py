@@ -11,12 +11,15 @@ import dataclasses
 import enum
 import importlib
 import importlib.util
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar, text
 
 from zaya_jax.config import ConfigError
 from zaya_jax.training.metrics_file import JsonlWriter, plain_record
@@ -148,29 +151,36 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         first_step = 0 if resume_step is None else resume_step + 1
-        self._summary = SummaryWriter(
-            str(folder),
-            purge_step=first_step,
+        # Written by this thread, so that a full disk is an error here; the library's usual writer
+        # has a thread whose death would block the run for ever.
+        self._events = EventsWriter(
+            str(folder / "events"),
             filename_suffix=f".from_step_{first_step}",  # never the file of a run a moment ago
         )
+        start = SessionLog(status=SessionLog.START)
+        self._events.write_event(
+            Event(step=first_step, wall_time=time.time(), file_version="brain.Event:2")
+        )
+        self._events.write_event(Event(step=first_step, wall_time=time.time(), session_log=start))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add every number of the record; an event becomes a text."""
-        step, time = record["step"], record["time"]
+        summaries = [scalar(tag, value) for tag, value in scalars(record).items()]
         if record["kind"] == "event":
-            text = str(record.get("detail", ""))
-            self._summary.add_text(f"event/{record['name']}", text, step, walltime=time)
-        for tag, value in scalars(record).items():
-            self._summary.add_scalar(tag, value, step, walltime=time)
+            summaries.append(text(f"event/{record['name']}", str(record.get("detail", ""))))
+        for summary in summaries:
+            event = Event(step=record["step"], wall_time=record["time"], summary=summary)
+            self._events.write_event(event)
 
     def flush(self) -> None:
-        """Write queued events to the file."""
-        self._summary.flush()
+        """Hand everything to the operating system."""
+        self._events.flush()
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._summary.close()
+        self._events.close()
 
 
 class WandbWriter:
