@@ -304,6 +304,24 @@ def _require(condition: bool, config: ModelConfig, names: str, rule: str) -> Non
 
 
 def _validate(config: ModelConfig) -> None:
+    _validate_numbers(config)
+    _validate_heads(config)
+    _validate_layer_pattern(config)
+    _require(
+        config.experts_per_token == 1,
+        config,
+        "experts_per_token",
+        "the released router chooses exactly 1 expert per token",
+    )
+    _require(
+        config.activation_dtype in ("float32", "bfloat16"),
+        config,
+        "activation_dtype",
+        "must be float32 or bfloat16",
+    )
+
+
+def _validate_numbers(config: ModelConfig) -> None:
     for name in _POSITIVE_INTEGERS:
         value = getattr(config, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -315,6 +333,15 @@ def _validate(config: ModelConfig) -> None:
             name,
             f"at most {_MAX_CONV_WIDTH} taps are supported",
         )
+    for name in ("rope_theta", "sliding_rope_theta", "rms_norm_epsilon", "initializer_stddev"):
+        value = getattr(config, name)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        _require(
+            is_number and 0 < value < float("inf"), config, name, "must be a positive finite number"
+        )
+
+
+def _validate_heads(config: ModelConfig) -> None:
     _require(
         config.num_query_heads % config.num_kv_heads == 0,
         config,
@@ -327,12 +354,6 @@ def _validate(config: ModelConfig) -> None:
         "num_kv_heads head_dim",
         "their product must be even: half the value channels are delayed by one token",
     )
-    _require(
-        config.experts_per_token == 1,
-        config,
-        "experts_per_token",
-        "the released router chooses exactly 1 expert per token",
-    )
     _require(0.0 < config.rotary_fraction <= 1.0, config, "rotary_fraction", "must lie in (0, 1]")
     _require(
         config.rotary_dim >= 2 and config.rotary_dim % 2 == 0,
@@ -340,12 +361,9 @@ def _validate(config: ModelConfig) -> None:
         "head_dim rotary_fraction",
         "their product, the rotary channels, must be even and at least 2",
     )
-    for name in ("rope_theta", "sliding_rope_theta", "rms_norm_epsilon", "initializer_stddev"):
-        value = getattr(config, name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        _require(
-            is_number and 0 < value < float("inf"), config, name, "must be a positive finite number"
-        )
+
+
+def _validate_layer_pattern(config: ModelConfig) -> None:
     _require(
         len(config.layer_pattern) > 0 and config.num_layers % len(config.layer_pattern) == 0,
         config,
@@ -368,9 +386,3 @@ def _validate(config: ModelConfig) -> None:
             "layer_pattern sliding_window",
             "a window is set but no layer slides; set it to None",
         )
-    _require(
-        config.activation_dtype in ("float32", "bfloat16"),
-        config,
-        "activation_dtype",
-        "must be float32 or bfloat16",
-    )
