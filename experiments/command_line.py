@@ -99,12 +99,23 @@ def run_reporting_errors(run: Callable[[], int]) -> NoReturn:
     # Every failed write of Orbax is logged with its stack; the failure reaches us as an exception.
     for logger in ("absl", "asyncio"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_late_writers
     try:
         status = run()
     except USER_ERRORS as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         status = 1
     sys.exit(status)
+
+
+def _without_late_writers(caught: sys.UnraisableHookArgs) -> None:
+    """Prints what a background thread failed with, unless a write reports to nobody.
+
+    After a failed save TensorStore's own threads still try to wake Orbax's event loop, and each
+    prints that it is closed into whatever else is being written to the terminal.
+    """
+    if str(caught.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(caught)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -111,6 +111,7 @@ def plan(config: RunConfig, workdir: Path) -> int:
 
 def save_config(config: RunConfig, workdir: Path) -> None:
     """Writes the resolved config where the report and people look for it."""
+    workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "config.json").write_text(json.dumps(to_plain(config), indent=2) + "\n")
 
 

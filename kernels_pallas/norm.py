@@ -3,15 +3,22 @@
     rms_norm(x)           = x / sqrt(mean(x^2) + epsilon) * weight
     scaled_residual(h, r) = (h + hidden_bias) * hidden_scale + (r + residual_bias) * residual_scale
 
-The bias comes before the scale on both branches (arXiv 2605.05365, Sec. II; released code). Both
-operations are bound by memory: a few FLOPs for each element read and written.
+The bias comes before the scale on both branches (arXiv 2605.05365, Sec. II; released code). All
+operations are bound by memory: a few FLOPs for each element read and written. The addition and the
+norm of its result together have a Pallas form (``gpu/norm.py``) that touches the stream once.
 """
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from kernels_pallas import backend
+from kernels_pallas.gpu import norm as gpu
 
 
 def rms_norm(
@@ -45,6 +52,102 @@ def scaled_residual(
         residual_scale, residual
     )
     return scaled_hidden + scaled_skip
+
+
+def scaled_residual_norm(
+    hidden: Float[Array, "*batch channels"],
+    residual: Float[Array, "*batch channels"],
+    *,
+    hidden_bias: Float[Array, "channels"],
+    hidden_scale: Float[Array, "channels"],
+    residual_bias: Float[Array, "channels"],
+    residual_scale: Float[Array, "channels"],
+    norm_weight: Float[Array, "channels"],
+    epsilon: float,
+    norm_dtype: Any = jnp.float32,
+    implementation: backend.Implementation = "auto",
+) -> tuple[Float[Array, "*batch channels"], Float[Array, "*batch channels"]]:
+    """`scaled_residual`, float32, and its `rms_norm` cast to `norm_dtype`.
+
+    Raises:
+      KernelError: where the Pallas form is asked for, or due, and cannot run.
+    """
+    channels = hidden.shape[-1]
+    refusals = [
+        f"hidden {hidden.shape} and residual {residual.shape} differ"
+        if hidden.shape != residual.shape
+        else None,
+        f"channels = {channels} is more than {_MOST_CHANNELS}"
+        if channels > _MOST_CHANNELS
+        else None,
+        *(_float_refusal(name, a) for name, a in (("hidden", hidden), ("residual", residual))),
+    ]
+    target = backend.choose(implementation, "scaled_residual_norm", refusals)
+    vectors = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
+    if target is None:
+        stream = scaled_residual(hidden, residual, **_without_norm(vectors))
+        return stream, rms_norm(stream, norm_weight, epsilon=epsilon).astype(norm_dtype)
+    if hidden.size == 0:
+        return jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(hidden.shape, norm_dtype)
+    flat = (-1, channels)  # [*batch, channels] -> [rows, channels]
+    stream, norm = _fused(
+        epsilon,
+        jnp.dtype(norm_dtype),
+        target,
+        hidden.reshape(flat),
+        residual.reshape(flat),
+        gpu.Vectors(*(v.astype(jnp.float32) for v in vectors)),
+    )
+    return stream.reshape(hidden.shape), norm.reshape(hidden.shape)
+
+
+_MOST_CHANNELS = 8192  # a whole row is held in registers
+
+
+def _float_refusal(name: str, a: Array) -> str | None:
+    if a.dtype in (jnp.float32, jnp.bfloat16):
+        return None
+    return f"{name} has dtype {a.dtype}, not float32 or bfloat16"
+
+
+def _without_norm(vectors: gpu.Vectors) -> dict[str, Array]:
+    return {name: value for name, value in vectors._asdict().items() if name != "norm_weight"}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fused(
+    epsilon: float,
+    norm_dtype: Any,
+    target: backend.Target,
+    hidden: Array,
+    residual: Array,
+    vectors: gpu.Vectors,
+) -> tuple[Array, Array]:
+    return gpu.forward(
+        hidden, residual, vectors, epsilon=epsilon, norm_dtype=norm_dtype, target=target
+    )
+
+
+def _fused_forward(
+    epsilon: float,
+    norm_dtype: Any,
+    target: backend.Target,
+    hidden: Array,
+    residual: Array,
+    vectors: gpu.Vectors,
+) -> tuple:
+    outputs = _fused(epsilon, norm_dtype, target, hidden, residual, vectors)
+    return outputs, (hidden, residual, vectors)
+
+
+def _fused_backward(
+    epsilon: float, norm_dtype: Any, target: backend.Target, saved: tuple, cotangents: tuple
+) -> tuple:
+    del norm_dtype
+    return gpu.backward(*saved, *cotangents, epsilon=epsilon, target=target)
+
+
+_fused.defvjp(_fused_forward, _fused_backward)
 
 
 def _per_channel(vector: Array, like: Array) -> Array:

@@ -43,9 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests that compile the same program again in this session read it back."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax_cache")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    """Programs compiled once are read back, also by the commands that tests start.
+
+    With JAX_COMPILATION_CACHE_DIR set they outlive the session.
+    """
+    folder = os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "jax_cache")
+    )
+    seconds = os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float(seconds))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

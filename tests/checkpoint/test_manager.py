@@ -156,8 +156,21 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path):
 
 def test_a_workdir_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot make .*/file/checkpoints: .*file is not a"):
         CheckpointManager(tmp_path / "file" / "checkpoints", KEEP_ALL)
+
+
+def test_a_workdir_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(CheckpointError, match=r"/new/checkpoints: .* is not writable; choose"):
+        CheckpointManager(tmp_path / "new" / "checkpoints", KEEP_ALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_before_the_first_save(tmp_path: Path):
+    with CheckpointManager(tmp_path / "run" / "checkpoints", KEEP_ALL):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("field", ["interval", "keep_last", "keep_every"])

@@ -200,6 +200,15 @@ def test_a_changed_run_is_refused_with_the_difference(
     assert (workdir / "config.json").read_bytes() == before
 
 
+def test_a_run_refused_at_its_start_leaves_nothing(tmp_path: Path, environment: dict[str, str]):
+    missing = f"--config.data.source={tmp_path / 'missing.txt'}"
+    status, _, errors = _run(tmp_path / "run", environment, missing)
+    assert status == 1
+    assert errors.startswith("error: ") and errors.count("\n") == 1, errors
+    assert "missing.txt" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_one_error_and_the_run_goes_on_when_there_is_room(
     whole_run: Path, tmp_path: Path, environment: dict[str, str]
 ):
@@ -208,8 +217,7 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_when_there_is_room(
     with small_disk(tmp_path / "disk", 600) as disk:
         status, _, errors = _run(disk / "run", environment, *no_tensorboard)
         assert status == 1
-        # Orbax's writing threads may print their own last words beside it.
-        assert sum(line.startswith("error: ") for line in errors.splitlines()) == 1
+        assert errors.startswith("error: ") and errors.count("\n") == 1, errors
         assert f"cannot write {disk}/run/checkpoints/" in errors
         assert "no space left on the device" in errors
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)

@@ -55,22 +55,17 @@ class CheckpointManager:
     """
 
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
-        """Opens the directory, which is made if missing; nothing in it is changed.
+        """Changes nothing on disk; the first save makes the directory if it is missing.
 
         Raises:
           CheckpointError: when the directory cannot be made or written to.
         """
+        _check_writable(directory)
         self._directory = directory
         self._config = config
         self._orbax: ocp.CheckpointManager | None = None
         self._commit: threading.Thread | None = None
         self._commit_error: Exception | None = None
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _write_error(directory, error) from error
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise CheckpointError(f"{directory} is not writable; choose another --workdir")
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -148,8 +143,6 @@ class CheckpointManager:
             finished before are untouched.
         """
         self.wait()
-        if self._orbax is None:
-            self._orbax = self._open_orbax()
         items = ocp.args.Composite(
             variables=ocp.args.StandardSave(variables),
             training=ocp.args.StandardSave(training),
@@ -157,6 +150,8 @@ class CheckpointManager:
             metadata=ocp.args.JsonSave(dict(metadata)),
         )
         try:
+            if self._orbax is None:
+                self._orbax = self._open_orbax()
             self._orbax.save(step, args=items, force=True)
         except (OSError, ValueError) as error:
             self._abandon_orbax()
@@ -198,15 +193,16 @@ class CheckpointManager:
             enable_async_checkpointing=self._config.asynchronous,
             cleanup_tmp_directories=True,  # what a killed run left half-written
         )
+        self._directory.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._directory.absolute(), options=options)
 
     def _abandon_orbax(self) -> None:
         """After a failure: the next save opens Orbax anew, which clears half-written files away."""
-        assert self._orbax is not None
         orbax, self._orbax = self._orbax, None
         # Closing raises the failure once more; it is being reported already.
         with contextlib.suppress(OSError, ValueError):
-            orbax.close()
+            if orbax is not None:
+                orbax.close()
 
     def _finish(self, step: int) -> None:
         """Runs beside training: waits for the files, writes the manifest, deletes old steps."""
@@ -263,6 +259,21 @@ def read_arrays(step_directory: Path, item: str, template: Any) -> Any:
             raise CheckpointError(
                 f"cannot read {path} into this run's state: {first_line}"
             ) from error
+
+
+def _check_writable(directory: Path) -> None:
+    """Refuses a directory that cannot be made or written to, without making it."""
+    ancestor = directory.absolute()
+    while not os.path.lexists(ancestor):
+        ancestor = ancestor.parent
+    if not ancestor.is_dir():
+        raise CheckpointError(
+            f"cannot make {directory}: {ancestor} is not a folder; choose another --workdir"
+        )
+    if not os.access(ancestor, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"cannot write to {directory}: {ancestor} is not writable; choose another --workdir"
+        )
 
 
 def _write_error(path: Path, error: Exception) -> CheckpointError:

@@ -1,0 +1,1 @@
+"""The Pallas kernels, one file for each direction of an operation."""
