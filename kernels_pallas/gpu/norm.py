@@ -12,6 +12,7 @@ Bytes a row of C channels, bf16 activations: forward 2C + 4C read, 4C + 2C writt
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -87,41 +88,10 @@ def backward(
     """Gradients to both branches, in their dtypes, and to the vectors, float32."""
     rows, channels = hidden.shape
     plan = tiles(target, "norm_backward")
-    block, group = plan["rows"], plan["group"]
-    padded = power_of_two(channels)
-
-    def kernel(h_ref, r_ref, ds_ref, dn_ref, *refs):
-        vector_refs, (dh_ref, dr_ref, sums_ref) = refs[:5], refs[5:]
-        first = pl.program_id(0) * group
-        _, channel, _ = _tile(first, block, rows, channels)
-        v = _load_vectors(vector_refs, channel, channels)
-
-        def body(i, sums):
-            row, channel, inside = _tile(first + i * block, block, rows, channels)
-            h, r, ds, dn = (
-                load(ref, row, channel, mask=inside).astype(jnp.float32)
-                for ref in (h_ref, r_ref, ds_ref, dn_ref)
-            )
-            x = (h + v.hidden_bias) * v.hidden_scale + (r + v.residual_bias) * v.residual_scale
-            x = jnp.where(inside, x, 0.0)
-            inverse = _inverse_rms(x, channels, epsilon)
-            unit = x * inverse
-            dunit = dn * v.norm_weight
-            mean = jnp.sum(dunit * unit, axis=1, keepdims=True) / channels
-            g = ds + (dunit - unit * mean) * inverse
-            store(dh_ref, row, channel, value=g * v.hidden_scale, mask=inside)
-            store(dr_ref, row, channel, value=g * v.residual_scale, mask=inside)
-            parts = (g, g * h, g * r, dn * unit)
-            return tuple(s + jnp.sum(p, axis=0) for s, p in zip(sums, parts, strict=True))
-
-        zero = jnp.zeros((padded,), jnp.float32)
-        sums = jax.lax.fori_loop(0, cdiv(group, block), body, (zero,) * 4)
-        flat = jax.lax.iota(jnp.int32, padded)
-        for position, total in enumerate(sums):
-            mask = flat < channels
-            store(sums_ref, pl.program_id(0), position, flat, value=total, mask=mask)
-
-    groups = cdiv(rows, group)
+    groups = cdiv(rows, plan["group"])
+    kernel = functools.partial(
+        _backward_kernel, block=plan["rows"], group=plan["group"], epsilon=epsilon
+    )
     dhidden, dresidual, sums = call(
         kernel,
         hidden,
@@ -148,6 +118,46 @@ def backward(
         norm_weight=dweight,
     )
     return dhidden, dresidual, gradients
+
+
+def _backward_kernel(
+    h_ref: Any,
+    r_ref: Any,
+    ds_ref: Any,
+    dn_ref: Any,
+    *refs: Any,
+    block: int,
+    group: int,
+    epsilon: float,
+) -> None:
+    vector_refs, (dh_ref, dr_ref, sums_ref) = refs[:5], refs[5:]
+    rows, channels = h_ref.shape
+    first = pl.program_id(0) * group
+    _, channel, _ = _tile(first, block, rows, channels)
+    v = _load_vectors(vector_refs, channel, channels)
+
+    def body(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        row, channel, inside = _tile(first + i * block, block, rows, channels)
+        h, r, ds, dn = (
+            load(ref, row, channel, mask=inside).astype(jnp.float32)
+            for ref in (h_ref, r_ref, ds_ref, dn_ref)
+        )
+        x = (h + v.hidden_bias) * v.hidden_scale + (r + v.residual_bias) * v.residual_scale
+        inverse = _inverse_rms(jnp.where(inside, x, 0.0), channels, epsilon)
+        unit = x * inverse
+        dunit = dn * v.norm_weight
+        mean = jnp.sum(dunit * unit, axis=1, keepdims=True) / channels
+        g = ds + (dunit - unit * mean) * inverse
+        store(dh_ref, row, channel, value=g * v.hidden_scale, mask=inside)
+        store(dr_ref, row, channel, value=g * v.residual_scale, mask=inside)
+        parts = (jnp.where(inside, g, 0.0), g * h, g * r, dn * unit)
+        return tuple(s + jnp.sum(p, axis=0) for s, p in zip(sums, parts, strict=True))
+
+    zero = jnp.zeros((power_of_two(channels),), jnp.float32)
+    sums = jax.lax.fori_loop(0, cdiv(group, block), body, (zero,) * 4)
+    flat = jax.lax.iota(jnp.int32, power_of_two(channels))
+    for position, total in enumerate(sums):
+        store(sums_ref, pl.program_id(0), position, flat, value=total, mask=flat < channels)
 
 
 def _tile(first: Any, block: int, rows: int, channels: int) -> tuple[jax.Array, ...]:

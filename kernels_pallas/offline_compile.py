@@ -1,0 +1,170 @@
+"""Compile every kernel for MI300X, MI350 or H200 with no GPU present, and hold them to limits.
+
+    python -m kernels_pallas.offline_compile --target mi300x
+    python -m kernels_pallas.offline_compile --target mi300x --markdown
+
+Forward and backward at the sizes of ZAYA1-8B. Exit status 1 when a kernel breaks a limit: a spilled
+register, scratch memory, more shared memory than a workgroup has, a product without matrix
+instructions, or too many registers for two waves on a SIMD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import jax
+
+from kernels_pallas import machine_code
+from kernels_pallas.backend import KernelError, Target, Tiles, compile_for, table_names, tiles
+from kernels_pallas.machine_code import MACHINES, Figures
+from kernels_pallas.real_shapes import REAL_HEAD_DIM, Case, cases
+
+
+def compile_case(case: Case, target: Target) -> Iterator[tuple[Figures, list[str]]]:
+    """Figures of each different kernel of an operation, and the limits it breaks."""
+    function = case.traced()
+
+    def fresh(*arguments: object) -> object:  # jit remembers what it traced for another target
+        return function(*arguments)
+
+    with compile_for(target):
+        kernels = list(machine_code.triton_kernels(fresh, *case.arguments, target=target.name))
+    if not kernels:
+        raise KernelError(f"{case.operation}: no Pallas kernel was called")
+    for name, text, warps, stages in dict.fromkeys(kernels):
+        figures = machine_code.figures(name, text, warps, stages, target.name)
+        yield figures, broken_limits(figures, product=name in case.products)
+
+
+def broken_limits(figures: Figures, *, product: bool) -> list[str]:
+    """What a kernel exceeds, in words; empty when it keeps all limits."""
+    machine = MACHINES[figures.target]
+    broken = []
+    if figures.spills:
+        broken.append(f"{figures.spills} spilled (limit 0)")
+    if figures.scratch_bytes:
+        broken.append(f"{figures.scratch_bytes} B scratch (limit 0)")
+    if figures.shared_bytes > machine.shared_bytes:
+        broken.append(f"{figures.shared_bytes} B shared (limit {machine.shared_bytes})")
+    if figures.registers > machine.most_registers:
+        broken.append(f"{figures.registers} registers (limit {machine.most_registers})")
+    if product and not figures.matrix_instructions:
+        broken.append("no matrix instruction")
+    if figures.waves < 2:
+        broken.append(f"{figures.waves} waves (at least 2)")
+    return broken
+
+
+def parse_override(text: str, target: str) -> tuple[str, Tiles]:
+    """``kernel.size=value`` as that kernel's tiles with one of them changed."""
+    name, equals, value = text.partition("=")
+    kernel, dot, size = name.rpartition(".")
+    if not (equals and dot and value.isdigit()):
+        raise KernelError(f"--tile {text!r}: must be KERNEL.SIZE=NUMBER")
+    plan = tiles(Target(target), kernel, REAL_HEAD_DIM)
+    entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    if size not in entry:
+        raise KernelError(f"--tile {text!r}: {kernel} has the sizes {', '.join(entry)}")
+    return kernel, Tiles.parse({**entry, size: int(value)})
+
+
+HEADINGS = ("kernel", "warps", "stages", "registers", "spills", "scratch B", "shared B", "matrix")
+
+
+def _row(figures: Figures) -> list[str]:
+    values = (
+        figures.kernel,
+        figures.num_warps,
+        figures.num_stages,
+        figures.registers,
+        figures.spills,
+        figures.scratch_bytes,
+        figures.shared_bytes,
+        figures.matrix_instructions,
+        figures.waves,
+    )
+    return [str(value) for value in values]
+
+
+def _line(cells: Sequence[str], markdown: bool) -> str:
+    if markdown:
+        return f"| {' | '.join(cells)} |"
+    return f"{cells[0]:34s}" + "".join(f"{cell:>10s}" for cell in cells[1:])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m kernels_pallas.offline_compile", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--target", choices=tuple(MACHINES), default="mi300x")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument(
+        "--markdown", action="store_true", help="the table as docs/kernels.md has it"
+    )
+    parser.add_argument("--only", metavar="OPERATION", help="one operation only")
+    parser.add_argument(
+        "--tile",
+        action="append",
+        default=[],
+        metavar="KERNEL.SIZE=NUMBER",
+        help="a tile size other than the table's, say attention_forward.query=256",
+    )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage."""
+        print(f"error: {message} (--help shows the options)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _chosen(only: str | None) -> list[Case]:
+    chosen = [case for case in cases() if only in (None, case.operation)]
+    if not chosen:
+        names = ", ".join(case.operation for case in cases())
+        raise KernelError(f"--only {only!r}: the operations are {names}")
+    return chosen
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile, print, and say whether all limits hold (0) or not (1)."""
+    version = machine_code.triton_version()
+    if options.target not in table_names():
+        raise KernelError(f"no tuned table {options.target!r}; tables: {', '.join(table_names())}")
+    overrides = tuple(parse_override(text, options.target) for text in options.tile)
+    target = Target(options.target, overrides=overrides)
+    records, failures = [], []
+    if not options.json:
+        print(_line((*HEADINGS, "waves"), options.markdown))
+        if options.markdown:
+            print("|---|" + "---:|" * len(HEADINGS))
+    for case in _chosen(options.only):
+        for figures, broken in compile_case(case, target):
+            records.append({**dataclasses.asdict(figures), "broken_limits": broken})
+            failures += [f"{figures.kernel} on {target.name}: {what}" for what in broken]
+            if not options.json:
+                print(_line(_row(figures), options.markdown), flush=True)
+    if options.json:
+        report = {"jax": jax.__version__, "triton": version, "kernels": records}
+        print(json.dumps(report, indent=1))
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    try:
+        sys.exit(run(_parser().parse_args(arguments)))
+    except KernelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The operations at the sizes of ZAYA1-8B, forward and backward, as the offline compile needs them.
+
+Shapes only, no arrays: every case is a function and the arguments to trace it with. The products
+say so, because a product without matrix instructions would be a fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.norm import scaled_residual_norm
+
+TOKENS, HIDDEN = 4096, 2048
+REAL_HEAD_DIM = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One operation to compile.
+
+    Attributes:
+      operation: its name.
+      function: differentiable; its kernels are those of the forward and the backward pass.
+      arguments: shapes and dtypes.
+      products: kernels that must hold matrix instructions.
+      differentiate: which arguments, or empty for a forward pass only.
+    """
+
+    operation: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    products: tuple[str, ...]
+    differentiate: tuple[int, ...]
+
+    def traced(self) -> Callable[..., Any]:
+        """The function together with its gradients for random cotangents."""
+        if not self.differentiate:
+            return self.function
+
+        def both(*arguments: Any) -> Any:
+            def loss(*chosen: Any) -> jax.Array:
+                full = list(arguments)
+                for position, value in zip(self.differentiate, chosen, strict=True):
+                    full[position] = value
+                outputs = jax.tree.leaves(self.function(*full))
+                sums = [jnp.sum(jnp.sin(o.astype(jnp.float32))) for o in outputs]
+                return jnp.sum(jnp.stack(sums))
+
+            return jax.grad(loss, tuple(range(len(self.differentiate))))(
+                *(arguments[i] for i in self.differentiate)
+            )
+
+        return both
+
+
+def _array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _norm() -> Case:
+    def function(hidden: Any, residual: Any, *vectors: Any) -> Any:
+        names = ("hidden_bias", "hidden_scale", "residual_bias", "residual_scale", "norm_weight")
+        return scaled_residual_norm(
+            hidden,
+            residual,
+            epsilon=1e-5,
+            norm_dtype=jnp.bfloat16,
+            **dict(zip(names, vectors, strict=True)),
+        )
+
+    vector = _array(HIDDEN, dtype=jnp.float32)
+    stream = _array(TOKENS, HIDDEN, dtype=jnp.float32)
+    arguments = (_array(TOKENS, HIDDEN), stream, *(vector,) * 5)
+    return Case("norm", function, arguments, (), tuple(range(7)))
+
+
+def cases() -> tuple[Case, ...]:
+    """Every operation."""
+    return (_norm(),)
