@@ -1,0 +1,35 @@
+"""What the command lines of this room share."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.config import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the line and exits."""
+        print(f"error: {message} (--help shows the usage)", file=sys.stderr)
+        sys.exit(2)
+
+
+def run_command(run: Callable[[], int]) -> NoReturn:
+    """Exits with the status of `run`; an error the user can mend is one line and status 1."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it also raises
+    try:
+        status = run()
+    except (CheckpointError, ConfigError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status)

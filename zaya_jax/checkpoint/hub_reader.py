@@ -1,0 +1,273 @@
+"""A folder as downloaded from the hub: config.json and safetensors files in any released layout.
+
+Everything is checked before a tensor is used: headers, index against files, names, shapes, dtypes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zaya_jax.checkpoint.companions import find_companions, inside_folder
+from zaya_jax.checkpoint.hub_config import CONFIG_FILE, HubConfig, read_hub_config
+from zaya_jax.checkpoint.layouts import LAYOUTS, Layout
+from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.reader import Index, Leaf, Reader
+from zaya_jax.checkpoint.safetensors_file import SafetensorsFile
+from zaya_jax.checkpoint.tensor_rule import LeafPath, Rules, TensorRule
+from zaya_jax.config import ModelConfig
+
+INDEX_FILE = "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+
+
+class HubReader(Reader):
+    """A released checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads headers and config.json, and checks all that can be checked without the tensors.
+
+        Raises:
+          CheckpointError: names tensor and file.
+          ConfigError: names key and file.
+        """
+        self.path = folder
+        hub = read_hub_config(inside_folder(folder, CONFIG_FILE))
+        self._tensors = _open_tensors(folder)
+        layout = _detect_layout(folder, self._tensors)
+        _check_config_belongs(folder, hub, layout)
+        self._tensors = _with_canonical_names(layout, self._tensors)
+        self.layout = layout.name
+        self.config = hub.model
+        self.rules = layout.rules(hub.model)
+        self._rule_by_path = {rule.path: rule for rule in self.rules}
+        _check_layer_count(folder, layout, hub.model, self._tensors)
+        _check_names(folder, self.rules, hub.model, self._tensors)
+        self.leaves = {rule.path: self._checked_leaf(rule) for rule in self.rules}
+        self.carried = hub.carried
+        self.notes = []
+        if hub.unused:
+            self.notes.append(f"{CONFIG_FILE}: keys of unknown meaning: {', '.join(hub.unused)}")
+        self.released_balancing = self.leaves["balancing", "biases"].dtype
+        self.companions = find_companions(folder)
+
+    def read(self, path: LeafPath, index: Index) -> np.ndarray:
+        """A part of a leaf; a view where it lies in one tensor."""
+        rule = self._rule_by_path[path]
+        inside = index[rule.stacked :]
+        positions = [range(part.start, part.stop) for part in index[: rule.stacked]]
+        count = [len(part) for part in positions]
+        views = [self._tensor(rule, position)[inside] for position in itertools.product(*positions)]
+        if len(views) == 1:
+            return views[0].reshape(*count, *views[0].shape)
+        stacked = np.stack(views) if views else np.empty((0,), self.leaves[path].dtype)
+        return stacked.reshape(*count, *stacked.shape[1:])
+
+    def place(self, path: LeafPath, position: tuple[int, ...]) -> str:
+        """Tensor and file."""
+        rule = self._rule_by_path[path]
+        name = rule.tensor_name(self.config, *position[: rule.stacked])
+        file, stored = self._tensors[name]
+        return f"{file.path}: tensor {stored!r}"
+
+    def release(self) -> None:
+        """Lets go of the mapped pages."""
+        for file in {id(file): file for file, _ in self._tensors.values()}.values():
+            file.release()
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in the files."""
+        return len(self._tensors)
+
+    def _tensor(self, rule: TensorRule, position: tuple[int, ...]) -> np.ndarray:
+        file, stored = self._tensors[rule.tensor_name(self.config, *position)]
+        tensor = file.tensor(stored)
+        return tensor if rule.unit_axis is None else np.squeeze(tensor, rule.unit_axis)
+
+    def _checked_leaf(self, rule: TensorRule) -> Leaf:
+        expected = rule.tensor_shape(self.config)
+        dtypes: set[np.dtype] = set()
+        for name in rule.names(self.config):
+            file, stored = self._tensors[name]
+            entry = file.entries[stored]
+            if entry.shape != expected:
+                hint = _shape_hint(rule, self.config, entry.shape, expected)
+                raise CheckpointError(
+                    f"{file.path}: tensor {stored!r} has shape {list(entry.shape)}, "
+                    f"{CONFIG_FILE} asks for {list(expected)}{hint}"
+                )
+            dtypes.add(entry.dtype)
+            if len(dtypes) > 1:
+                both = " and ".join(sorted(dtype.name for dtype in dtypes))
+                raise CheckpointError(
+                    f"{file.path}: tensor {stored!r} is {entry.dtype.name}, but those of other "
+                    f"layers are not ({both}): layers are stacked and must be alike"
+                )
+        shape = rule.shape(self.config)
+        chunk = (1,) * len(shape)
+        return Leaf(rule, shape, dtypes.pop(), chunk)
+
+
+# Canonical tensor name -> the file that holds it and its name there.
+Tensors = dict[str, tuple[SafetensorsFile, str]]
+
+
+def _open_tensors(folder: Path) -> Tensors:
+    """Opens all files of the model, and checks them against each other and the index."""
+    index = _read_index(folder)
+    names = sorted(set(index.values())) if index is not None else _files_without_index(folder)
+    tensors: Tensors = {}
+    for file_name in names:
+        file = SafetensorsFile(inside_folder(folder, file_name))
+        for name in file.entries:
+            if name in tensors:
+                raise CheckpointError(
+                    f"tensor {name!r} is in two files, {tensors[name][0].path} and {file.path}"
+                )
+            tensors[name] = (file, name)
+    if index is not None:
+        _check_index(folder, index, tensors)
+    return tensors
+
+
+def _read_index(folder: Path) -> dict[str, str] | None:
+    """Tensor name to file name; None without an index."""
+    if not (folder / INDEX_FILE).exists() and not (folder / INDEX_FILE).is_symlink():
+        return None
+    file = inside_folder(folder, INDEX_FILE)
+    try:
+        index: Any = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        valid = all(isinstance(n, str) and isinstance(f, str) for n, f in index.items())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is no index of safetensors files ({error!r})") from None
+    if not valid or not index:
+        raise CheckpointError(f"{file}: weight_map must map names of tensors to names of files")
+    return index
+
+
+def _files_without_index(folder: Path) -> list[str]:
+    """All safetensors files; shards must be numbered without a gap."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+        hint = f"; {pickled[0]} is a pickle, which is never loaded" if pickled else ""
+        raise CheckpointError(f"{folder} holds no safetensors file{hint}")
+    for match in filter(None, map(_SHARD_NAME.fullmatch, names)):
+        stem, _, total = match.groups()
+        width = len(total)
+        for number in range(1, int(total) + 1):
+            shard = f"{stem}-{number:0{width}d}-of-{total}.safetensors"
+            if shard not in names:
+                raise CheckpointError(f"{folder / shard} is missing: {match.group()} is there")
+    return names
+
+
+def _check_index(folder: Path, index: dict[str, str], tensors: Tensors) -> None:
+    for name, file_name in index.items():
+        if name not in tensors:
+            raise CheckpointError(
+                f"{folder / INDEX_FILE} places tensor {name!r} in {file_name}, which lacks it"
+            )
+        if tensors[name][0].path.name != file_name:
+            raise CheckpointError(
+                f"{folder / INDEX_FILE} places tensor {name!r} in {file_name}, but it is in "
+                f"{tensors[name][0].path.name}"
+            )
+    for name, (file, _) in tensors.items():
+        if name not in index:
+            raise CheckpointError(f"{file.path}: tensor {name!r} is not in {INDEX_FILE}")
+
+
+def _detect_layout(folder: Path, tensors: Tensors) -> Layout:
+    found = [
+        layout for layout in LAYOUTS.values() if any(layout.marker in name for name in tensors)
+    ]
+    if len(found) == 1:
+        return found[0]
+    markers = ", ".join(f"{layout.marker!r} ({layout.name})" for layout in LAYOUTS.values())
+    what = "both of" if found else "none of"
+    raise CheckpointError(
+        f"{folder}: the layout cannot be told: tensor names contain {what} {markers}"
+    )
+
+
+def _check_config_belongs(folder: Path, hub: HubConfig, layout: Layout) -> None:
+    if hub.layout is not layout:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} is a {hub.generation} configuration, which goes with tensors "
+            f"of the {hub.layout.name} layout, but the tensors are of the {layout.name} layout; "
+            "take both from the same release"
+        )
+
+
+def _with_canonical_names(layout: Layout, tensors: Tensors) -> Tensors:
+    canonical: Tensors = {}
+    for name, (file, stored) in tensors.items():
+        today = layout.canonical(name)
+        if today in canonical:
+            other = canonical[today][1]
+            raise CheckpointError(
+                f"{file.path}: tensors {other!r} and {stored!r} are two names of the same one"
+            )
+        canonical[today] = (file, stored)
+    return canonical
+
+
+def _check_layer_count(folder: Path, layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
+    numbers = {
+        int(m.group(1)) for m in (re.match(r"model\.layers\.(\d+)\.", n) for n in tensors) if m
+    }
+    expected = config.num_layers * layout.layer_stride
+    if numbers and max(numbers) + 1 != expected:
+        name = next(n for n in tensors if n.startswith(f"model.layers.{max(numbers)}."))
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} describes {expected} layers (num_hidden_layers), but "
+            f"{tensors[name][0].path} has tensors up to {tensors[name][1]!r}"
+        )
+
+
+def _check_names(folder: Path, rules: Rules, config: ModelConfig, tensors: Tensors) -> None:
+    expected = {name: None for rule in rules for name in rule.names(config)}
+    missing = [name for name in expected if name not in tensors]
+    extra = [name for name in tensors if name not in expected]
+    if extra and missing:
+        close = difflib.get_close_matches(missing[0], extra, n=1, cutoff=0.0)
+        file, stored = tensors[close[0]]
+        raise CheckpointError(
+            f"{folder} lacks tensor {missing[0]!r} ({len(missing)} in all) and {file.path} has the "
+            f"unknown tensor {stored!r} ({len(extra)} in all): renamed?"
+        )
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks tensor {missing[0]!r} ({len(missing)} in all)"
+            + (" though a configuration with that many layers needs it" if len(missing) > 9 else "")
+        )
+    if extra:
+        file, stored = tensors[extra[0]]
+        tied = (
+            " (the head is tied: the embedding is the head)" if stored == "lm_head.weight" else ""
+        )
+        raise CheckpointError(f"{file.path}: unknown tensor {stored!r} ({len(extra)} in all){tied}")
+
+
+def _shape_hint(
+    rule: TensorRule, config: ModelConfig, found: tuple[int, ...], expected: tuple[int, ...]
+) -> str:
+    """What may be wrong, in words."""
+    if rule.path[-2:] == ("query", "weight") and found[1:] == expected[1:]:
+        heads = found[0] / config.head_dim
+        return (
+            f": num_attention_heads gives {config.num_query_heads} heads of {config.head_dim} "
+            f"channels, the tensor has {heads:g}"
+        )
+    if Counter(found) == Counter(expected):
+        return ": transposed?"
+    return ""
