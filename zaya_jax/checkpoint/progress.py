@@ -9,6 +9,8 @@ from types import TracebackType
 from rich import progress as rich_progress
 from rich.console import Console
 
+_LEAST_BYTES = 100_000_000  # below that no lines: the copy is over before they are read
+
 
 class Progress:
     """Counts bytes towards a total. Messages go to standard error. Not thread-safe."""
@@ -46,7 +48,11 @@ class Progress:
         self._done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
-        elif self._shown and self._done * 10 // self._total > self._tenths:
+        elif (
+            self._shown
+            and self._total >= _LEAST_BYTES
+            and self._done * 10 // self._total > self._tenths
+        ):
             self._tenths = self._done * 10 // self._total
             speed = self._done / max(time.monotonic() - self._start, 1e-9)
             print(
