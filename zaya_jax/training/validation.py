@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from zaya_jax.data.pipeline import Batch
+from zaya_jax.data.pipeline import Batch, unigram_entropy
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import TrainState, abstract_batch
 from zaya_jax.training.step import validation_step
@@ -25,6 +25,7 @@ class Validator:
     def __init__(self, config: RunConfig, batches: dict[str, list[Batch]]) -> None:
         self._config = config
         self._batches = batches
+        self._unigram_entropy = {source: unigram_entropy(part) for source, part in batches.items()}
         self._step: Any = jax.jit(functools.partial(validation_step, config))
 
     def compile(self, state: TrainState) -> None:
@@ -59,4 +60,5 @@ class Validator:
             "loss": loss,
             "accuracy": sum(float(part.correct) for part in sums) / weight,
             "tokens": int(sum(float(part.tokens) for part in sums)),
+            "unigram_entropy": self._unigram_entropy[source],  # the loss of word counts alone
         }
