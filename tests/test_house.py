@@ -40,6 +40,7 @@ ROOM_IMPORTS: dict[str, set[str]] = {
     "checkpoint": {"config", "model"},
     "inference": {*_SIZES, "model", "data", "checkpoint"},
     "training": {*_SIZES, "model", "data", "optimizer", "checkpoint", "inference"},
+    "rl": {*_SIZES, "model", "data", "optimizer", "checkpoint", "inference", "training"},
 }
 
 MOST_FILE_LINES = 400

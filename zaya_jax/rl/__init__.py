@@ -1,0 +1,1 @@
+"""Reinforcement learning: losses, advantages, rewards, environments, curriculum, rollouts."""
