@@ -11,7 +11,7 @@ import pytest
 from zaya_jax import presets
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.adamw import adamw
-from zaya_jax.optimizer.groups import decay_groups, decay_mask
+from zaya_jax.optimizer.groups import decay_mask, optimizer_groups
 from zaya_jax.optimizer.settings import OptimizerConfig, Schedule
 
 FLAT = OptimizerConfig(schedule=Schedule.CONSTANT, peak_learning_rate=0.1, warmup_steps=0)
@@ -24,8 +24,8 @@ def _model_params() -> dict:
 
 
 def test_only_matrices_of_the_real_model_decay():
-    groups = decay_groups(_model_params())
-    decayed = {name.split("/", 1)[-1] for name in groups["decayed"]}
+    groups = optimizer_groups(_model_params(), muon=False)
+    decayed = {name.split("/", 1)[-1] for name in groups["AdamW, decayed"]}
     expected = {f"attention/{n}/weight" for n in ("query", "key", "output")}
     expected |= {f"attention/value_{n}/weight" for n in ("current", "delayed")}
     expected |= {f"router/{n}/weight" for n in ("down", "fc1", "fc2", "out")}
@@ -35,7 +35,7 @@ def test_only_matrices_of_the_real_model_decay():
 
 
 def test_norms_scales_biases_and_temperatures_are_listed_as_not_decayed():
-    names = " ".join(decay_groups(_model_params())["not decayed"])
+    names = " ".join(optimizer_groups(_model_params(), muon=False)["AdamW, not decayed"])
     for part in ("norm/weight", "residual_scale", "bias", "key_temperature", "router_state_scale"):
         assert part in names
 

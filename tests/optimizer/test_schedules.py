@@ -54,6 +54,12 @@ def test_warmup_longer_than_the_run_is_refused():
         ("weight_decay", -0.1),
         ("epsilon", 0.0),
         ("decay_steps", 5),
+        ("kind", "sgd"),
+        ("muon_momentum", 1.0),
+        ("muon_steps", 0),
+        ("muon_dtype", "float16"),
+        ("balancing_rule", "adam"),
+        ("balancing_final_learning_rate", -1.0),
     ],
 )
 def test_bad_settings_are_named(field: str, value: object):

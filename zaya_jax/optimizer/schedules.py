@@ -38,3 +38,32 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
         return after_warmup
     rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
     return optax.join_schedules([rising, after_warmup], [warmup])
+
+
+def balancing_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule | float:
+    """The learning rate of the balancing biases; a plain number when it never changes.
+
+    Warm-up is linear as for the parameters; then the rate is constant, or goes linearly to
+    `balancing_final_learning_rate`, which the last update gets.
+
+    Raises:
+      ConfigError: when the warm-up does not fit into the run.
+    """
+    peak, final = config.balancing_learning_rate, config.balancing_final_learning_rate
+    warmup = config.balancing_warmup_steps
+    if warmup > total_steps:
+        raise ConfigError(
+            f"optimizer.balancing_warmup_steps={warmup}: must not exceed train.steps={total_steps}"
+        )
+    if warmup == 0 and final is None:
+        return peak
+    length = max(total_steps - 1 - warmup, 1)
+    after_warmup = (
+        optax.constant_schedule(peak)
+        if final is None
+        else optax.linear_schedule(peak, final, length)
+    )
+    if warmup == 0:
+        return after_warmup
+    rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    return optax.join_schedules([rising, after_warmup], [warmup])

@@ -17,8 +17,9 @@ from zaya_jax.model_size import (
     parameter_count,
     training_flops_per_token,
 )
-from zaya_jax.optimizer.groups import decay_groups
-from zaya_jax.optimizer.schedules import learning_rate_schedule
+from zaya_jax.optimizer.groups import optimizer_groups
+from zaya_jax.optimizer.schedules import balancing_schedule, learning_rate_schedule
+from zaya_jax.optimizer.settings import OptimizerKind
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import abstract_batch, abstract_state
@@ -26,12 +27,14 @@ from zaya_jax.training.step import train_step
 
 
 def plan(config: RunConfig) -> dict[str, Any]:
-    """Resolved config, counts, bytes per device and decay groups; lowers the step to get there.
+    """Resolved config, counts, bytes per device and optimiser groups; lowers the step to get there.
 
     Raises:
       ConfigError: for settings that do not fit together.
     """
     learning_rate_schedule(config.optimizer, config.train.steps)
+    balancing_schedule(config.optimizer, config.train.steps)
+    is_muon = config.optimizer.kind is OptimizerKind.MUON
     state, batch = abstract_state(config), abstract_batch(config.data)
     step = jax.jit(functools.partial(train_step, config), donate_argnums=0)
     lowered = step.lower(state, batch)
@@ -57,7 +60,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
             "balancing": _bytes((state.balancing, state.balancing_optimizer_state)),
             "batch": _bytes(batch),
         },
-        "adamw_groups": decay_groups(state.params),
+        "optimizer_groups": optimizer_groups(state.params, muon=is_muon),
         "lowered_step": {"characters_of_stablehlo": len(lowered.as_text())},
     }
 
@@ -74,8 +77,8 @@ def describe(plan: dict[str, Any]) -> str:
     lines += ["memory of one device, activations not counted"]
     lines += [f"  {name:<22}{_readable(size):>22}" for name, size in memory.items()]
     lines += [f"  {'sum':<22}{_readable(sum(memory.values())):>22}"]
-    for group, names in plan["adamw_groups"].items():
-        lines += [f"AdamW, {group}", *(f"  {name}" for name in names)]
+    for group, names in plan["optimizer_groups"].items():
+        lines += [group, *(f"  {name}" for name in names)]
     size = plan["lowered_step"]["characters_of_stablehlo"]
     lines += [f"the training step lowers to {size:,} characters of StableHLO"]
     return "\n".join(lines)

@@ -14,8 +14,8 @@ from zaya_jax.config import ExpertDispatch
 from zaya_jax.data.config import DataConfig
 from zaya_jax.data.packing import BATCH_DTYPES
 from zaya_jax.model.transformer import Transformer
-from zaya_jax.optimizer.adamw import adamw
 from zaya_jax.optimizer.balancing import balancing_optimizer, init_balancing
+from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.training.settings import RunConfig
 
 
@@ -26,7 +26,7 @@ class TrainState:
     Attributes:
       step: updates made.
       params: float32 master weights.
-      optimizer_state: AdamW's moments and counts.
+      optimizer_state: the optimiser's moments and counts.
       balancing: `{"biases": …}`, the router's balancing biases.
       balancing_optimizer_state: moments of the load error.
       rng: key data of the run's random stream. The model draws nothing while training; sampling
@@ -67,10 +67,10 @@ def state_from_variables(config: RunConfig, variables: dict[str, Any], rng: Arra
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        optimizer_state=adamw(config.optimizer, config.train.steps).init(params),
+        optimizer_state=create_optimizer(config.optimizer, config.train.steps).init(params),
         balancing=balancing,
         balancing_optimizer_state=init_balancing(
-            balancing_optimizer(config.optimizer), balancing["biases"]
+            balancing_optimizer(config.optimizer, config.train.steps), balancing["biases"]
         ),
         rng=rng,
     )

@@ -17,8 +17,8 @@ import optax
 from jaxtyping import Array, Float
 
 from zaya_jax.model.transformer import Transformer
-from zaya_jax.optimizer.adamw import adamw
 from zaya_jax.optimizer.balancing import balancing_optimizer, update_balancing
+from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.optimizer.schedules import learning_rate_schedule
 from zaya_jax.training.loss import Batch, LossSums, loss_sums
 from zaya_jax.training.settings import RunConfig
@@ -63,10 +63,10 @@ def train_step(
     model = Transformer(config.model)
     grads, sums = _gradients(config, model, state, batch)
 
-    optimizer = adamw(config.optimizer, config.train.steps)
+    optimizer = create_optimizer(config.optimizer, config.train.steps)
     updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
     biases, balancing_optimizer_state = update_balancing(
-        balancing_optimizer(config.optimizer),
+        balancing_optimizer(config.optimizer, config.train.steps),
         state.balancing["biases"],
         state.balancing_optimizer_state,
         sums.class_counts,
