@@ -29,6 +29,7 @@ class LayerInput(NamedTuple):
     balancing_biases: Float[Array, "*layers classes"]
     rope_index: Int[Array, "*layers"]  # which of the RoPE tables
     window: Int[Array, "*layers"] | None  # keys that attention sees; None: all
+    recorded_class: Int[Array, "*layers batch seq"] | None  # choices to replay; None: route live
 
 
 class SharedInput(NamedTuple):
@@ -76,6 +77,7 @@ class Block(nn.Module):
             previous_state=carry.router_state,
             state_scale=layer.router_state_scale,
             balancing_biases=layer.balancing_biases,
+            recorded_class=layer.recorded_class,
         )
         expert_output = Experts(self.config, name="experts")(x, routed.class_index, routed.gate)
         residual = ResidualScale(name="expert_residual")(expert_output, residual)

@@ -49,8 +49,14 @@ class Router(nn.Module):
         previous_state: Float[Array, "batch seq router_hidden"],
         state_scale: Float[Array, "router_hidden"],
         balancing_biases: Float[Array, "classes"],
+        recorded_class: Int[Array, "batch seq"] | None = None,
     ) -> RouterOutput:
-        """Routes each token; the first layer gets a zero state and a zero scale."""
+        """Routes each token; the first layer gets a zero state and a zero scale.
+
+        `recorded_class` replays choices made elsewhere: raw classes, the skip class among them,
+        and -1 where the router chooses. The gate is the live probability of the class either way,
+        not renormalised, so that the router keeps its gradient (arXiv 2605.05365, Sec. V).
+        """
         config = self.config
         state = Linear(
             features=config.router_hidden_size,
@@ -64,6 +70,8 @@ class Router(nn.Module):
         logits = self._mlp(state)
         probabilities = jax.nn.softmax(logits, axis=-1)
         class_index = choose_class(probabilities, balancing_biases)
+        if recorded_class is not None:
+            class_index = jnp.where(recorded_class >= 0, recorded_class, class_index)
         gate = jnp.take_along_axis(probabilities, class_index[..., None], axis=-1)[..., 0]
         gate = jnp.where(class_index == config.num_experts, 0.0, gate)
         return RouterOutput(class_index, gate, logits, probabilities, state)

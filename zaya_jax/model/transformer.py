@@ -26,6 +26,7 @@ from zaya_jax.model.rope import rope_tables
 
 # Token ids, positions or segment ids; host arrays are welcome.
 TokenArray = Int[Array | np.ndarray, "batch seq"]
+RouteArray = Int[Array | np.ndarray, "layers batch seq"]
 
 # A window that no sequence reaches, for full layers in a model that also has sliding ones.
 _NO_WINDOW = np.iinfo(np.int32).max
@@ -77,6 +78,7 @@ class Transformer(nn.Module):
         *,
         positions: TokenArray | None = None,
         segment_ids: TokenArray | None = None,
+        routes: RouteArray | None = None,
     ) -> TransformerOutput:
         """Next-token logits of every position.
 
@@ -85,12 +87,16 @@ class Transformer(nn.Module):
           positions: for RoPE; default 0, 1, 2, … in each row.
           segment_ids: 0 is padding, 1, 2, … are packed sequences that do not see each other;
             default one sequence per row.
+          routes: router classes to replay instead of choosing, as `Routing.expert_index` reports
+            them; -1 where the router is to choose (padding, a token nobody recorded).
 
         Raises:
-          ValueError: for a sequence longer than `max_position_embeddings`, and, outside `jit`, for
-            a token id outside the vocabulary.
+          ValueError: for a sequence longer than `max_position_embeddings`, routes of another shape,
+            and, outside `jit`, for a token id outside the vocabulary or a class that is none.
         """
-        states = self.hidden_states(tokens, positions=positions, segment_ids=segment_ids)
+        states = self.hidden_states(
+            tokens, positions=positions, segment_ids=segment_ids, routes=routes
+        )
         logits = head_logits(states.final, *self.head())
         return TransformerOutput(logits, states.routing)
 
@@ -100,10 +106,12 @@ class Transformer(nn.Module):
         *,
         positions: TokenArray | None = None,
         segment_ids: TokenArray | None = None,
+        routes: RouteArray | None = None,
     ) -> HiddenStates:
         """Everything before the LM head; arguments and errors as for `__call__`."""
         config = self.config
         _check_tokens(tokens, config)
+        _check_routes(routes, tokens, config)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
         shared = _shared_input(config, positions, segment_ids)
@@ -112,7 +120,7 @@ class Transformer(nn.Module):
         first_rms = root_mean_square(residual, shared.real_tokens)
         router_state = jnp.zeros((*tokens.shape, config.router_hidden_size), jnp.float32)
         carry, layers = self.layers(
-            LayerCarry(residual, router_state), self._layer_inputs(), shared
+            LayerCarry(residual, router_state), self._layer_inputs(routes), shared
         )
         return _collect(self.final_norm(carry.residual), first_rms, layers)
 
@@ -121,7 +129,7 @@ class Transformer(nn.Module):
         weight = self.embedding if self.config.tie_embeddings else self.head_weight
         return weight, self.head_bias if self.config.head_bias else None
 
-    def _layer_inputs(self) -> LayerInput:
+    def _layer_inputs(self, routes: RouteArray | None) -> LayerInput:
         config = self.config
         width = config.router_hidden_size
         # The first layer has no router before it: scale zero.
@@ -139,6 +147,7 @@ class Transformer(nn.Module):
             balancing_biases=self.balancing_biases.value,
             rope_index=jnp.asarray(rope_index, jnp.int32),
             window=window,
+            recorded_class=None if routes is None else jnp.asarray(routes, jnp.int32),
         )
 
 
@@ -222,4 +231,22 @@ def _check_tokens(tokens: TokenArray, config: ModelConfig) -> None:
         raise ValueError(
             f"token id {offender} is outside the vocabulary 0..{config.vocab_size - 1}; "
             "check that the tokenizer belongs to this model"
+        )
+
+
+def _check_routes(routes: RouteArray | None, tokens: TokenArray, config: ModelConfig) -> None:
+    """Refuses routes of the wrong shape and, where values are known, classes that do not exist."""
+    if routes is None:
+        return
+    expected = (config.num_layers, *tokens.shape)
+    if routes.shape != expected:
+        raise ValueError(f"routes {routes.shape}: must be [layers, batch, seq] = {expected}")
+    if isinstance(routes, jax.core.Tracer) or routes.size == 0:
+        return
+    values = np.asarray(routes)
+    lowest, highest = int(values.min()), int(values.max())
+    if lowest < -1 or highest > config.num_experts:
+        offender = lowest if lowest < -1 else highest
+        raise ValueError(
+            f"route {offender}: router classes are 0..{config.num_experts} and -1 (choose live)"
         )
