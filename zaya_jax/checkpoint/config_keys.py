@@ -62,8 +62,8 @@ class ConfigKeys:
         """Notes keys that say nothing about the model."""
         self._used.update(names)
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> int:
-        """A whole number."""
+    def integer(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A whole number; `default`, if given, where the key is absent or null."""
         value = self._scalar(name, default)
         if value is default:
             return value
@@ -71,8 +71,8 @@ class ConfigKeys:
             raise self.error(name, "must be a whole number")
         return value
 
-    def number(self, name: str, default: Any = _REQUIRED) -> float:
-        """A finite number."""
+    def number(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A finite float; `default`, if given, where the key is absent or null."""
         value = self._scalar(name, default)
         if value is default:
             return value

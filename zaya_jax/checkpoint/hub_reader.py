@@ -171,6 +171,10 @@ def _files_without_index(folder: Path) -> list[str]:
 
 
 def _check_index(folder: Path, index: dict[str, str], tensors: Tensors) -> None:
+    listed = set(index.values())
+    for path in sorted(folder.glob("*.safetensors")):
+        if _SHARD_NAME.fullmatch(path.name) and path.name not in listed:
+            raise CheckpointError(f"{path} is not in the index {INDEX_FILE}; which is right?")
     for name, file_name in index.items():
         if name not in tensors:
             raise CheckpointError(

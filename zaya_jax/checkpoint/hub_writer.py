@@ -62,9 +62,7 @@ class HubWriter:
 
     def finish(self, config_keys: Mapping[str, Any], companions: Mapping[str, Path]) -> None:
         """Closes the files, writes the index if there are several, and config.json last."""
-        for file in self._files:
-            file.close(durable=True)
-        self._files = []
+        self.close()
         copy_companions(companions, self._folder)
         if len(self._shards) > 1:
             placed = {name: shard for shard, table in self._shards.items() for name in table}
@@ -81,9 +79,9 @@ class HubWriter:
         (self._folder / CONFIG_FILE).write_text(json.dumps(config_keys, indent=2) + "\n")
 
     def close(self) -> None:
-        """Lets go of the files of an export that was broken off."""
+        """Closes the files; may be called again."""
         for file in self._files:
-            file.close(durable=False)
+            file.close()
         self._files = []
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,13 +104,13 @@ class OrbaxWriter:
         self._write_json(f"{METADATA}/metadata", metadata)
         self._write_json(f"{METADATA}/{ITEM_METADATA}", {"item_handlers": _JSON})
         text = json.dumps(dict(sorted(self._manifest.items())), indent=1)
-        _write_durably(self._folder / MANIFEST, text.encode())
+        _write_new(self._folder / MANIFEST, text.encode())
 
     def _write_json(self, name: str, value: Any) -> None:
         self._write_file(name, json.dumps(value).encode())
 
     def _write_file(self, name: str, data: memoryview | bytes) -> None:
-        _write_durably(self._folder / name, data)
+        _write_new(self._folder / name, data)
         entry: dict[str, int | str] = {
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -120,9 +119,8 @@ class OrbaxWriter:
             self._manifest[name] = entry
 
 
-def _write_durably(path: Path, data: memoryview | bytes) -> None:
+def _write_new(path: Path, data: memoryview | bytes) -> None:
     with path.open("xb", buffering=0) as file:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())

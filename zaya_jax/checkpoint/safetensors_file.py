@@ -181,13 +181,9 @@ class SafetensorsWriter:
         position = self._data_start + self._offsets[name] + first_byte
         self._write(as_bytes(part), position)
 
-    def close(self, *, durable: bool) -> None:
-        """Closes the file; `durable` waits until it is on the disk."""
-        try:
-            if durable:
-                os.fsync(self._file)
-        finally:
-            os.close(self._file)
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
 
     def _write(self, data: Any, position: int) -> None:
         rest = memoryview(data)
