@@ -22,7 +22,7 @@ import jax
 from kernels_pallas import machine_code
 from kernels_pallas.backend import KernelError, Target, Tiles, compile_for, table_names, tiles
 from kernels_pallas.machine_code import MACHINES, Figures
-from kernels_pallas.real_shapes import REAL_HEAD_DIM, Case, cases
+from kernels_pallas.real_shapes import HEAD_DIM, Case, cases
 
 
 def compile_case(case: Case, target: Target) -> Iterator[tuple[Figures, list[str]]]:
@@ -66,7 +66,7 @@ def parse_override(text: str, target: str) -> tuple[str, Tiles]:
     kernel, dot, size = name.rpartition(".")
     if not (equals and dot and value.isdigit()):
         raise KernelError(f"--tile {text!r}: must be KERNEL.SIZE=NUMBER")
-    plan = tiles(Target(target), kernel, REAL_HEAD_DIM)
+    plan = tiles(Target(target), kernel, HEAD_DIM)
     entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
     if size not in entry:
         raise KernelError(f"--tile {text!r}: {kernel} has the sizes {', '.join(entry)}")

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.flash_attention import flash_attention
 from kernels_pallas.norm import scaled_residual_norm
 
 TOKENS, HIDDEN = 4096, 2048
-REAL_HEAD_DIM = 128
+QUERY_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,23 @@ def _norm() -> Case:
     return Case("norm", function, arguments, (), tuple(range(7)))
 
 
+def _attention(name: str, queries: int, *, packed: bool) -> Case:
+    def function(query: Any, key: Any, value: Any, segment_ids: Any = None) -> Any:
+        out, _ = flash_attention(query, key, value, segment_ids=segment_ids)
+        return out
+
+    key = _array(1, queries, KV_HEADS, HEAD_DIM)
+    arguments = [_array(1, queries, QUERY_HEADS, HEAD_DIM), key, key]
+    if packed:
+        arguments.append(_array(1, queries, dtype=jnp.int32))
+    kernels = ("attention_forward", "attention_dq", "attention_dkv")
+    return Case(name, function, tuple(arguments), kernels, (0, 1, 2))
+
+
 def cases() -> tuple[Case, ...]:
     """Every operation."""
-    return (_norm(),)
+    return (
+        _norm(),
+        _attention("attention", TOKENS, packed=False),
+        _attention("attention_packed", TOKENS, packed=True),
+    )

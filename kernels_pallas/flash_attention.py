@@ -1,0 +1,140 @@
+"""Causal attention of a chunk of queries against keys that may reach further back.
+
+    position_i = query_offset + i
+    out_i = softmax_j(q_i . k_j / sqrt(head_dim)) v_j,   lse_i = logsumexp_j(same scores)
+    over j <= position_i, segment_j = segment at position_i, position_i - j < window
+
+Query head h reads KV head h // (query_heads / kv_heads). `definition` below is exactly that in
+float32. The log-sum-exps of two sets of keys combine their outputs, weighted by exp(lse).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas import backend
+from kernels_pallas.gpu import attention as gpu
+from kernels_pallas.gpu import attention_backward as gpu_backward
+
+Outputs = tuple[
+    Float[Array, "batch queries query_heads head_dim"], Float[Array, "batch query_heads queries"]
+]
+
+
+def definition(
+    query: Float[Array, "batch queries query_heads head_dim"],
+    key: Float[Array, "batch keys kv_heads head_dim"],
+    value: Float[Array, "batch keys kv_heads head_dim"],
+    *,
+    segment_ids: Int[Array, "batch keys"] | None = None,
+    window: Int[Array, ""] | int | None = None,
+    query_offset: Int[Array, "batch"] | Int[Array, ""] | int = 0,
+) -> Outputs:
+    """All scores at once, float32: the specification, and the XLA form."""
+    batch, queries, heads, head_dim = query.shape
+    keys, kv_heads = key.shape[1:3]
+    # [batch, queries, heads, head_dim] -> [batch, queries, kv_heads, group, head_dim]
+    grouped = query.astype(jnp.float32).reshape(batch, queries, kv_heads, -1, head_dim)
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key.astype(jnp.float32)) * head_dim**-0.5
+    offset = jnp.broadcast_to(jnp.asarray(query_offset), (batch,))
+    position = offset[:, None, None] + jnp.arange(queries)[None, :, None]
+    distance = position - jnp.arange(keys)[None, None, :]
+    visible = distance >= 0
+    if window is not None:
+        visible = visible & (distance < window)
+    if segment_ids is not None:
+        own = jnp.take_along_axis(segment_ids, position[:, :, 0], axis=1)
+        visible = visible & (own[:, :, None] == segment_ids[:, None, :])
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    out = jnp.einsum("bhgqk,bkhd->bqhgd", jnp.exp(scores - lse[..., None]), value)
+    return (
+        out.reshape(query.shape).astype(query.dtype),
+        lse.reshape(batch, heads, queries),
+    )
+
+
+def flash_attention(
+    query: Float[Array, "batch queries query_heads head_dim"],
+    key: Float[Array, "batch keys kv_heads head_dim"],
+    value: Float[Array, "batch keys kv_heads head_dim"],
+    *,
+    segment_ids: Int[Array, "batch keys"] | None = None,
+    window: Int[Array, ""] | int | None = None,
+    query_offset: Int[Array, "batch"] | Int[Array, ""] | int = 0,
+    implementation: backend.Implementation = "auto",
+) -> Outputs:
+    """Attention outputs in the dtype of `query`, and the log-sum-exp of each query's scores.
+
+    Args:
+      query: rotated, normalised queries.
+      key: keys, the queries' own included: keys >= query_offset + queries.
+      value: values.
+      segment_ids: of the keys; equal ids stand together. None: one segment per row.
+      window: keys a query sees, its own included; may be traced. None: all earlier ones.
+      query_offset: position of the first query among the keys, also one per row.
+      implementation: see `kernels_pallas.backend`.
+
+    Raises:
+      KernelError: where the Pallas form is asked for, or due, and cannot run.
+    """
+    target = backend.choose(implementation, "flash_attention", refusals(query, key, value))
+    limits: dict[str, Any] = {
+        "segment_ids": segment_ids,
+        "window": window,
+        "query_offset": query_offset,
+    }
+    if target is None:
+        return definition(query, key, value, **limits)
+    if query.size == 0:
+        return query, jnp.zeros((query.shape[0], query.shape[2], query.shape[1]), jnp.float32)
+    bounds = gpu.bounds(query.shape[0], query.shape[1], key.shape[1], **limits)
+    return attend(target, query, key, value, bounds)
+
+
+def refusals(query: Array, key: Array, value: Array) -> list[str | None]:
+    """Why the kernels cannot take these arrays; None entries are no reasons."""
+    head_dim = query.shape[-1]
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    fit = (
+        query.shape[0] == key.shape[0]
+        and key.shape == value.shape
+        and head_dim == key.shape[-1]
+        and query.shape[2] % key.shape[2] == 0
+        and query.shape[1] <= key.shape[1]
+    )
+    same = query.dtype == key.dtype == value.dtype
+    return [
+        None if fit else f"{shapes} do not fit together",
+        None if head_dim <= 256 else f"head_dim = {head_dim} is more than 256",
+        None
+        if same and query.dtype in (jnp.float32, jnp.bfloat16)
+        else f"dtypes {query.dtype}, {key.dtype}, {value.dtype} are not all float32 or bfloat16",
+    ]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(
+    target: backend.Target, query: Array, key: Array, value: Array, bounds: gpu.Bounds
+) -> tuple[Array, Array]:
+    """The Pallas form, for callers that have chosen it."""
+    return gpu.forward(query, key, value, bounds, target=target)
+
+
+def _forward(
+    target: backend.Target, query: Array, key: Array, value: Array, bounds: gpu.Bounds
+) -> tuple:
+    out, lse = attend(target, query, key, value, bounds)
+    return (out, lse), (query, key, value, bounds, out, lse)
+
+
+def _backward(target: backend.Target, saved: tuple, cotangents: tuple) -> tuple:
+    return (*gpu_backward.backward(*saved, *cotangents, target=target), None)
+
+
+attend.defvjp(_forward, _backward)
