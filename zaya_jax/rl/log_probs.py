@@ -108,11 +108,13 @@ def policy_forward(
         method=Transformer.hidden_states,
     )
     head: Any = model.apply(variables, method=Transformer.head)
+    weight, bias = head
     shape = batch["targets"].shape
     # [batch, seq, hidden] -> [batch * seq, hidden]: the head does not see the sequence
     values = token_log_probs(
         states.final.reshape(-1, states.final.shape[-1]),
-        *head,
+        weight,
+        bias,
         batch["targets"].reshape(-1),
         chunk_size=chunk_size,
     )

@@ -1,0 +1,190 @@
+"""Programs nobody trusts: run in a bubblewrap sandbox with limits, or refused.
+
+A program sees a read-only `/usr`, a Python, an empty `/tmp` in memory, its own `/proc` and nothing
+else: no network, no other processes, no environment, no descriptors but its three streams, no
+capabilities. Limits hold for CPU and wall time, memory of each process, number of processes, size
+of files, output. When the program ends, everything it started dies with its process namespace.
+
+Started by root, every run gets a user id of its own that nobody else has, for the limit on
+processes does not hold for root; otherwise a user namespace. The set-up itself is in
+`zaya_jax.rl.sandbox_command`. Expected outputs of tests stay outside: compare there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.sandbox_command import (
+    PROGRAM,
+    Limits,
+    bubblewrap_command,
+    missing_tools,
+    unprotected_command,
+    user_ids,
+)
+from zaya_jax.rl.sandbox_streams import exchange
+
+
+class SandboxError(RLError):
+    """The sandbox cannot be set up here."""
+
+
+class Verdict(enum.StrEnum):
+    """How a program ended."""
+
+    OK = "ok"  # exit status 0
+    FAILED = "failed"  # another exit status
+    CRASHED = "crashed"  # killed by a signal of its own making
+    TIMEOUT = "timeout"  # too much wall or CPU time
+    OUTPUT_LIMIT = "output_limit"  # wrote more than allowed
+
+
+class Outcome(NamedTuple):
+    """What a program did."""
+
+    verdict: Verdict
+    exit_code: int  # 128 + signal for a signal
+    stdout: bytes
+    stderr: bytes
+    seconds: float  # wall time
+
+
+class Sandbox:
+    """Runs Python programs one at a time per call; calls from several threads are fine."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        packages: Path | None = None,
+        unsafe: bool = False,
+    ) -> None:
+        """Checks that this machine can isolate programs.
+
+        Args:
+          limits: of each program.
+          packages: a folder of Python packages the programs may import, read-only.
+          unsafe: run without any isolation where bubblewrap is missing. The limits except the one
+            on processes hold, but programs can read, write and send whatever this process can.
+
+        Raises:
+          SandboxError: where bubblewrap or its helpers are missing and `unsafe` is not set.
+        """
+        self.limits = limits or Limits()
+        self.packages = packages
+        missing = missing_tools()
+        if missing and not unsafe:
+            raise SandboxError(
+                f"model-written programs need {', '.join(missing)}, not found on PATH: install "
+                "bubblewrap and util-linux, or pass unsafe=True to run them without protection"
+            )
+        self.isolated = not missing
+
+    def run(self, source: str, stdin: bytes = b"", *, arguments: Sequence[str] = ()) -> Outcome:
+        """Runs a Python program to its end or its limits.
+
+        Raises:
+          SandboxError: when the sandbox itself cannot start, which is no fault of the program.
+        """
+        with contextlib.ExitStack() as stack:
+            if self.isolated:
+                return self._run_isolated(stack, source, stdin, arguments)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-")))
+            (folder / PROGRAM.name).write_text(source, encoding="utf-8")
+            command = unprotected_command(self.limits, folder / PROGRAM.name, self.packages)
+            outcome, _ = self._run([*command, *arguments], stdin, folder, ())
+            return outcome
+
+    def run_many(
+        self, programs: Iterable[tuple[str, bytes]], *, workers: int | None = None
+    ) -> list[Outcome]:
+        """Runs (source, stdin) pairs side by side; outcomes come in the order of the programs.
+
+        Starting a sandbox is mostly waiting, so that more workers than cores pay off.
+        """
+        workers = workers or 4 * (os.cpu_count() or 1)
+        with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
+            return list(pool.map(lambda program: self.run(*program), programs))
+
+    def _run_isolated(
+        self, stack: contextlib.ExitStack, source: str, stdin: bytes, arguments: Sequence[str]
+    ) -> Outcome:
+        program = os.memfd_create("program")
+        stack.callback(os.close, program)
+        with open(program, "wb", closefd=False) as file:
+            file.write(source.encode("utf-8", errors="replace"))
+        os.lseek(program, 0, os.SEEK_SET)
+        status, status_writer = os.pipe()
+        stack.callback(os.close, status)
+        user = stack.enter_context(user_ids.borrowed()) if os.getuid() == 0 else None
+        command = bubblewrap_command(self.limits, program, status_writer, user, self.packages)
+        try:
+            outcome, killed = self._run(
+                [*command, *arguments], stdin, Path("/"), (program, status_writer)
+            )
+        finally:
+            os.close(status_writer)
+        if not killed and not _has_ended(status):
+            raise SandboxError(
+                "bubblewrap could not set up a sandbox: "
+                f"{outcome.stderr.decode(errors='replace').strip() or 'no message'}"
+            )
+        return outcome
+
+    def _run(
+        self, command: Sequence[str], stdin: bytes, folder: Path, descriptors: tuple[int, ...]
+    ) -> tuple[Outcome, bool]:
+        """The outcome, and whether we ended the program."""
+        start = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env={},
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        try:
+            streams = exchange(
+                process, stdin, start + self.limits.wall_seconds, self.limits.output_bytes
+            )
+        finally:
+            # Kills what is left: bubblewrap takes its namespace along.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        verdict, exit_code = _verdict(process.returncode, streams.timed_out, streams.flooded)
+        seconds = time.monotonic() - start
+        outcome = Outcome(verdict, exit_code, streams.stdout, streams.stderr, seconds)
+        return outcome, streams.timed_out or streams.flooded
+
+
+def _verdict(returncode: int, timed_out: bool, flooded: bool) -> tuple[Verdict, int]:
+    exit_code = 128 - returncode if returncode < 0 else returncode
+    if flooded:
+        return Verdict.OUTPUT_LIMIT, exit_code
+    if timed_out or exit_code == 128 + signal.SIGXCPU:
+        return Verdict.TIMEOUT, exit_code
+    if exit_code > 128:
+        return Verdict.CRASHED, exit_code
+    return (Verdict.OK if exit_code == 0 else Verdict.FAILED), exit_code
+
+
+def _has_ended(status: int) -> bool:
+    """Whether bubblewrap reported that the program itself ended, rather than its own set-up."""
+    text = os.read(status, 65_536).decode()
+    return any("exit-code" in json.loads(line) for line in text.splitlines())
