@@ -26,7 +26,6 @@ from zaya_jax.checkpoint.hub_config import CONFIG_FILE, hub_config_keys
 from zaya_jax.checkpoint.hub_writer import HubWriter
 from zaya_jax.checkpoint.layouts import LAYOUTS, TRANSFORMERS
 from zaya_jax.checkpoint.manager import CheckpointError
-from zaya_jax.checkpoint.manifest import find_damage
 from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.orbax_reader import RELEASED, RELEASED_BALANCING, OrbaxReader
 from zaya_jax.checkpoint.orbax_writer import OrbaxWriter
@@ -96,7 +95,7 @@ def convert(
     source, target = Path(source), Path(target)
     reader = open_checkpoint(source)
     if isinstance(reader, OrbaxReader):
-        damage = find_damage(reader.path)
+        damage = reader.find_damage()
         if damage is not None:
             raise CheckpointError(f"{reader.path} is damaged: {damage}; choose another checkpoint")
     layout = layout or (TRANSFORMERS.name if reader.layout == ORBAX else ORBAX)

@@ -8,6 +8,7 @@ DIR/variables       parameters and balancing biases (Orbax)
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from zaya_jax.checkpoint.companions import find_companions
 from zaya_jax.checkpoint.hub_config import CARRIED_KEYS, CONFIG_FILE
 from zaya_jax.checkpoint.layouts import TRANSFORMERS
 from zaya_jax.checkpoint.manager import CheckpointError, read_json, saved_steps
-from zaya_jax.checkpoint.manifest import is_finished
+from zaya_jax.checkpoint.manifest import MANIFEST, find_damage, is_finished
+from zaya_jax.checkpoint.raw_chunks import ARRAY_METADATA, Manifest, RawArray, open_raw_array
 from zaya_jax.checkpoint.reader import Index, Leaf, Reader
 from zaya_jax.checkpoint.tensor_rule import LeafPath
 from zaya_jax.config import ModelConfig
@@ -51,7 +53,8 @@ class OrbaxReader(Reader):
         metadata = read_json(folder, METADATA)
         self.config = ModelConfig.from_dict(metadata["config"]["model"])
         self.rules = TRANSFORMERS.rules(self.config)
-        self._stores = _open_arrays(folder / VARIABLES)
+        self._manifest = _read_manifest(folder)
+        self._arrays = _open_arrays(folder, self._manifest)
         self.leaves = self._checked_leaves()
         released = _released_folder(folder, metadata)
         self.companions = find_companions(released) if released else _run_tokenizer(metadata)
@@ -62,11 +65,24 @@ class OrbaxReader(Reader):
 
     def read(self, path: LeafPath, index: Index) -> np.ndarray:
         """A part of a leaf."""
-        try:
-            return self._stores[path][index].read().result()
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{self.path}: cannot read {'/'.join(path)}: {reason}") from None
+        return self._arrays[path].read(index)
+
+    def find_damage(self) -> str | None:
+        """The first difference from the manifest; raw chunks are checked when they are read."""
+        if not all(isinstance(array, RawArray) for array in self._arrays.values()):
+            return find_damage(self.path)
+        folders = {array_folder(path) for path in self._arrays}
+        for name, entry in self._manifest.items():
+            folder, _, file = name.rpartition("/")
+            if folder in folders and file != ARRAY_METADATA:
+                continue
+            try:
+                content = (self.path / name).read_bytes()
+            except OSError as error:
+                return f"{name} cannot be read ({error.strerror})"
+            if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+                return f"{name} has changed since it was written (its checksum differs)"
+        return None
 
     def place(self, path: LeafPath, position: tuple[int, ...]) -> str:
         """Leaf and folder."""
@@ -79,25 +95,24 @@ class OrbaxReader(Reader):
         expected = {rule.path: rule for rule in self.rules}
         where = self.path / VARIABLES
         for path in expected:
-            if path not in self._stores:
+            if path not in self._arrays:
                 raise CheckpointError(f"{where} lacks {'/'.join(path)!r}")
         leaves = {}
-        for path, store in self._stores.items():
+        for path, array in self._arrays.items():
             name = "/".join(path)
             if path not in expected:
                 raise CheckpointError(f"{where} has the unknown leaf {name!r}")
-            shape, wanted = tuple(store.shape), expected[path].shape(self.config)
-            if shape != wanted:
+            wanted = expected[path].shape(self.config)
+            if array.shape != wanted:
                 raise CheckpointError(
-                    f"{where}: {name!r} has shape {list(shape)}, the configuration asks for "
+                    f"{where}: {name!r} has shape {list(array.shape)}, the configuration asks for "
                     f"{list(wanted)}"
                 )
-            if store.dtype.name not in _STORED_DTYPES:
+            if array.dtype.name not in _STORED_DTYPES:
                 raise CheckpointError(
-                    f"{where}: {name!r} is {store.dtype.name}, not floating point"
+                    f"{where}: {name!r} is {array.dtype.name}, not floating point"
                 )
-            chunk = tuple(store.chunk_layout.read_chunk.shape)
-            leaves[path] = Leaf(expected[path], shape, np.dtype(store.dtype.numpy_dtype), chunk)
+            leaves[path] = Leaf(expected[path], array.shape, array.dtype, array.chunk)
         return leaves
 
 
@@ -120,10 +135,51 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def _open_arrays(folder: Path) -> dict[LeafPath, Any]:
-    """TensorStore handles of all arrays of an Orbax tree, by path."""
+class StoredArray:
+    """An array in any form that TensorStore reads."""
+
+    def __init__(self, store: Any) -> None:
+        self.shape = tuple(store.shape)
+        self.dtype = np.dtype(store.dtype.numpy_dtype)
+        self.chunk = tuple(store.chunk_layout.read_chunk.shape)
+        self._store = store
+
+    def read(self, index: Index) -> np.ndarray:
+        """A part of the array.
+
+        Raises:
+          CheckpointError: when it cannot be read.
+        """
+        try:
+            return self._store[index].read().result()
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"cannot read {self._store.spec().kvstore.url}: {reason}"
+            ) from None
+
+
+def array_folder(path: LeafPath) -> str:
+    """Where Orbax keeps an array that is not in a database, below the checkpoint."""
+    return f"{VARIABLES}/{'.'.join(path)}"
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     try:
-        tree = json.loads((folder / TREE_METADATA).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        valid = all({"bytes", "sha256"} <= set(entry) for entry in manifest.values())
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error})") from None
+    if not valid:
+        raise CheckpointError(f"{folder / MANIFEST} must give bytes and sha256 of every file")
+    return manifest
+
+
+def _open_arrays(folder: Path, manifest: Manifest) -> dict[LeafPath, StoredArray | RawArray]:
+    """All arrays of an Orbax tree, by path."""
+    file = folder / VARIABLES / TREE_METADATA
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
         driver = "zarr3" if tree.get("use_zarr3") else "zarr"
         is_database = tree["use_ocdbt"]
         paths = [
@@ -131,19 +187,25 @@ def _open_arrays(folder: Path) -> dict[LeafPath, Any]:
             for entry in tree["tree_metadata"].values()
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / TREE_METADATA} cannot be read ({error!r})") from None
-    opened = {}
+        raise CheckpointError(f"{file} cannot be read ({error!r})") from None
+    arrays: dict[LeafPath, StoredArray | RawArray] = {}
     for path in paths:
-        name = ".".join(path)
-        if is_database:
-            store = {"driver": "ocdbt", "base": f"file://{folder.absolute()}/", "path": f"{name}/"}
-        else:
-            store = {"driver": "file", "path": f"{folder.absolute()}/{name}/"}
-        opened[path] = ts.open({"driver": driver, "kvstore": store}, read=True)
+        raw = None if is_database else open_raw_array(folder, array_folder(path), manifest)
+        arrays[path] = raw or _open_stored(folder.absolute(), path, driver, is_database)
+    return arrays
+
+
+def _open_stored(folder: Path, path: LeafPath, driver: str, is_database: bool) -> StoredArray:
+    if is_database:
+        base = f"file://{folder / VARIABLES}/"
+        store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path)}/"}
+    else:
+        store = {"driver": "file", "path": f"{folder / array_folder(path)}/"}
     try:
-        return {path: future.result() for path, future in opened.items()}
+        return StoredArray(ts.open({"driver": driver, "kvstore": store}, read=True).result())
     except ValueError as error:
-        raise CheckpointError(f"{folder}: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{folder / VARIABLES}: {'/'.join(path)}: {reason}") from None
 
 
 def _released_folder(folder: Path, metadata: dict[str, Any]) -> Path | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from zaya_jax.checkpoint.manifest import MANIFEST
-from zaya_jax.checkpoint.orbax_reader import METADATA, TREE_METADATA, VARIABLES
+from zaya_jax.checkpoint.orbax_reader import METADATA, TREE_METADATA, VARIABLES, array_folder
+from zaya_jax.checkpoint.raw_chunks import ARRAY_METADATA, array_description, chunk_name
 from zaya_jax.checkpoint.reader import BLOCK_BYTES, Index, block_shape, blocks
 from zaya_jax.checkpoint.safetensors_file import as_bytes
 from zaya_jax.checkpoint.tensor_rule import LeafPath
@@ -46,19 +48,9 @@ class OrbaxWriter:
         }
         (folder / VARIABLES).mkdir()
         for path, (shape, dtype) in arrays.items():
-            description = {
-                "zarr_format": 2,
-                "shape": list(shape),
-                "chunks": list(self.chunks[path]),
-                "dtype": "bfloat16" if dtype.name == "bfloat16" else dtype.str,
-                "compressor": None,
-                "fill_value": None,
-                "filters": None,
-                "order": "C",
-                "dimension_separator": ".",
-            }
-            (folder / VARIABLES / ".".join(path)).mkdir()
-            self._write_json(f"{VARIABLES}/{'.'.join(path)}/.zarray", description)
+            description = array_description(shape, self.chunks[path], dtype)
+            (folder / array_folder(path)).mkdir()
+            self._write_json(f"{array_folder(path)}/{ARRAY_METADATA}", description)
 
     def write(self, path: LeafPath, index: Index, block: np.ndarray) -> None:
         """Writes a part that is made of whole chunks."""
@@ -69,9 +61,8 @@ class OrbaxWriter:
             if any(after for _, after in missing):  # chunks at the end are stored at full size
                 data = np.pad(data, missing)
             starts = (whole.start + piece.start for whole, piece in zip(index, part, strict=True))
-            numbers = (start // step for start, step in zip(starts, chunk, strict=True))
-            name = ".".join(str(number) for number in numbers)
-            self._write_file(f"{VARIABLES}/{'.'.join(path)}/{name}", as_bytes(data))
+            numbers = tuple(start // step for start, step in zip(starts, chunk, strict=True))
+            self._write_file(f"{array_folder(path)}/{chunk_name(numbers)}", as_bytes(data))
 
     def add_file(self, name: str, source: Path) -> None:
         """Copies a file that travels along."""
@@ -121,6 +112,10 @@ class OrbaxWriter:
 
 def _write_new(path: Path, data: memoryview | bytes) -> None:
     with path.open("xb", buffering=0) as file:
+        if len(data):
+            os.posix_fallocate(file.fileno(), 0, len(data))  # writing is several times quicker
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
+        # Nobody needs the bytes soon: the system begins to bring them to the disk.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
