@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from zaya_jax.config import ConfigError
 
 
 class DataError(ValueError):
     """Data the user supplied cannot be used. The message names the thing, its value and a mend."""
+
+
+class Packing(enum.StrEnum):
+    """How examples share windows."""
+
+    ONLINE = "online"  # best fit in the order they come; plain text only, cut to windows
+    PLANNED = "planned"  # best-fit decreasing over the whole epoch; also chats and mixtures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +31,9 @@ class DataConfig:
     source: str = "python_stdlib"  # "python_stdlib", "synthetic", or path of a text file or folder
     max_bytes: int | None = 6_000_000  # reading stops with the file that passes this; None: all
     validation_fraction: float = 0.05  # share of the files, by hash, held out for validation
+    mixture: tuple[str, ...] = ()  # SOURCE=WEIGHT, or SOURCE=WEIGHT/STEP:WEIGHT; replaces `source`
+    max_bad_rows: int | None = 100  # unusable rows of a source before reading stops; None: any
+    thinking: bool = True  # chats: turns without reasoning carry an empty think block
 
     # Tokenizer
     tokenizer: str = "zaya_demo_8k"  # "zaya_demo_8k", "bytes", or path of a tokenizer.json
@@ -33,7 +44,8 @@ class DataConfig:
     # Windows and batches
     sequence_length: int = 256  # tokens of one window
     batch_size: int = 16  # windows of one batch
-    packing_bins: int = 256  # windows filled at the same time; more fill better and mix more
+    packing: Packing = Packing.ONLINE  # how examples share windows
+    packing_bins: int = 256  # windows filled at the same time; more fill better; online only
     shuffle_seed: int = 0  # of the order of pieces, new in every epoch, and of windows
     prefetch_batches: int = 4  # batches prepared ahead by one thread; 0: none, no thread
 
@@ -48,6 +60,17 @@ class DataConfig:
                 _require_text(self, name)
         if self.max_bytes is not None:
             _require_integer(self, "max_bytes", 1)
+        if self.max_bad_rows is not None:
+            _require_integer(self, "max_bad_rows", 0)
+        try:
+            object.__setattr__(self, "packing", Packing(self.packing))
+        except ValueError:
+            raise ConfigError(
+                f"packing={self.packing!r} must be one of: {', '.join(Packing)}"
+            ) from None
+        object.__setattr__(self, "mixture", tuple(self.mixture))
+        if self.mixture and self.packing is Packing.ONLINE:
+            raise ConfigError(f"mixture={self.mixture!r} needs packing=planned")
         for name in ("sequence_length", "batch_size", "packing_bins", "validation_batches"):
             _require_integer(self, name, 1)
         _require_integer(self, "prefetch_batches", 0)

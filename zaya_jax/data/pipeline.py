@@ -12,8 +12,15 @@ import grain
 import numpy as np
 from grain.experimental import ThreadPrefetchIterDataset
 
-from zaya_jax.data.config import DataConfig, DataError
+from zaya_jax.data.config import DataConfig, DataError, Packing
 from zaya_jax.data.packing import pack, to_batches
+from zaya_jax.data.planned import (
+    PlannedDataset,
+    PlannedExamples,
+    load_planned,
+    planned_identity,
+    validation_windows,
+)
 from zaya_jax.data.sources import documents_fingerprint, read_source
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.data.windows import PieceSource, TokenizedDocuments, tokenize
@@ -35,14 +42,24 @@ class TokenizedText:
     train_fingerprint: str  # of the training documents, before tokenising
     skipped_files: int
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know about the reading, in lines."""
+        return ()
 
-def load_text(config: DataConfig) -> TokenizedText:
+
+LoadedText = TokenizedText | PlannedExamples
+
+
+def load_text(config: DataConfig) -> LoadedText:
     """Read and tokenise what `config` names; the slow part of starting a stream.
 
     Raises:
       DataError: for an unknown or empty source or an unusable tokenizer.
     """
     tokenizer = tokenizer_of(config)
+    if config.packing is Packing.PLANNED:
+        return load_planned(config, tokenizer)
     text = read_source(config)
     return TokenizedText(
         source=text.name,
@@ -54,7 +71,13 @@ def load_text(config: DataConfig) -> TokenizedText:
     )
 
 
-def training_batches(config: DataConfig, text: TokenizedText | None = None) -> BatchIterator:
+def training_batches(
+    config: DataConfig,
+    text: LoadedText | None = None,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> BatchIterator:
     """Batches without end; pieces and windows come in a new random order in every epoch.
 
     A batch is a dict of C-contiguous numpy arrays `[batch_size, sequence_length]`: int32 `tokens`,
@@ -63,8 +86,22 @@ def training_batches(config: DataConfig, text: TokenizedText | None = None) -> B
     Args:
       config: What to read and how to cut it.
       text: `load_text(config)` if the caller has it; None reads it now.
+      process_index: which part of every batch's rows to make; planned packing only.
+      process_count: into how many parts the rows are divided.
     """
     text = load_text(config) if text is None else text
+    if isinstance(text, PlannedExamples):
+        planned = PlannedDataset(
+            config,
+            text.mixture,
+            text.sources,
+            text.tokenizer.pad_id,
+            process_index,
+            process_count,
+        )
+        return _iterate(config, planned, planned_identity(config, text))
+    if process_count > 1:
+        raise DataError("packing=online reads on one host only; set packing=planned")
     pieces = grain.MapDataset.source(PieceSource(text.train, config.sequence_length))
     pieces = pieces.seed(config.shuffle_seed).shuffle().repeat()
     windows = pack(
@@ -78,13 +115,19 @@ def training_batches(config: DataConfig, text: TokenizedText | None = None) -> B
     batches = to_batches(
         windows, config.batch_size, drop_remainder=True, pad_id=text.tokenizer.pad_id
     )
+    return _iterate(config, batches, _identity(config, text))
+
+
+def _iterate(
+    config: DataConfig, batches: grain.IterDataset, identity: dict[str, Any]
+) -> BatchIterator:
     if config.prefetch_batches:
         batches = ThreadPrefetchIterDataset(batches, prefetch_buffer_size=config.prefetch_batches)
-    return BatchIterator(iter(batches), _identity(config, text))
+    return BatchIterator(iter(batches), identity)
 
 
 def validation_batches(
-    config: DataConfig, text: TokenizedText | None = None
+    config: DataConfig, text: LoadedText | None = None
 ) -> dict[str, list[Batch]]:
     """At most `config.validation_batches` batches of each source, by its name; always the same.
 
@@ -95,6 +138,9 @@ def validation_batches(
       text: `load_text(config)` if the caller has it; None reads it now.
     """
     text = load_text(config) if text is None else text
+    if isinstance(text, PlannedExamples):
+        pad_id = text.tokenizer.pad_id
+        return {s.name: validation_windows(config, s.validation, pad_id) for s in text.sources}
     pieces = grain.MapDataset.source(PieceSource(text.validation, config.sequence_length))
     # Shuffled so that the first few batches are not one long file.
     pieces = pieces.seed(_VALIDATION_SEED).shuffle()

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 from zaya_jax.data.config import DataConfig, DataError
 from zaya_jax.data.standard_library import read_standard_library
@@ -41,7 +42,7 @@ def read_source(config: DataConfig) -> SourceText:
     if config.source in READERS:
         name, result = config.source, READERS[config.source](config.max_bytes)
     else:
-        name, result = _read_path(config)
+        name, result = read_text(config.source, config.max_bytes)
     if not result.documents:
         found = f"; {result.skipped} files were unreadable or not UTF-8" if result.skipped else ""
         raise DataError(
@@ -57,9 +58,22 @@ def read_source(config: DataConfig) -> SourceText:
     return SourceText(name, train, validation, result.skipped)
 
 
+@runtime_checkable
+class HasDigest(Protocol):
+    """Anything that its content identifies."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of the content, hexadecimal."""
+        ...
+
+
+Content = TypeVar("Content", bound=HasDigest)
+
+
 def split(
-    documents: Sequence[Document], validation_fraction: float
-) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
+    documents: Sequence[Content], validation_fraction: float
+) -> tuple[tuple[Content, ...], tuple[Content, ...]]:
     """Training and validation documents, by hash, each in the order given.
 
     Where chance leaves one side empty, the document nearest the border changes sides; one
@@ -75,19 +89,24 @@ def split(
     return train, validation
 
 
-def documents_fingerprint(documents: Sequence[Document]) -> str:
+def documents_fingerprint(documents: Sequence[HasDigest]) -> str:
     """SHA-256 over the contents of documents in their order, hexadecimal."""
     digests = "".join(document.digest for document in documents)
     return hashlib.sha256(digests.encode("ascii")).hexdigest()
 
 
-def _read_path(config: DataConfig) -> tuple[str, ReadResult]:
-    path = Path(config.source).expanduser()
+def read_text(source: str, max_bytes: int | None) -> tuple[str, ReadResult]:
+    """Name and documents of a text file or a folder of them.
+
+    Raises:
+      DataError: if there is no such file or folder.
+    """
+    path = Path(source).expanduser()
     if path.is_dir():
-        return path.resolve().name, read_folder(path, config.max_bytes)
+        return path.resolve().name, read_folder(path, max_bytes)
     if path.is_file():
-        return path.name, read_sections(path, config.max_bytes)
+        return path.name, read_sections(path, max_bytes)
     raise DataError(
-        f"source {config.source!r} is neither one of {', '.join(READERS)} "
+        f"source {source!r} is neither one of {', '.join(READERS)} "
         "nor the path of an existing file or folder"
     )
