@@ -1,0 +1,1 @@
+"""Keeping problems at the edge of the model's ability."""
