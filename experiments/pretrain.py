@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.command_line import parse_arguments, run_reporting_errors
+from experiments.command_line import DEMO, parse_arguments, run_reporting_errors
 from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
 from zaya_jax.data.checks import check_data_fits_model
 from zaya_jax.data.pipeline import load_text, training_batches, validation_batches
+from zaya_jax.parallel.placement import choose_placement
 from zaya_jax.training import dry_run
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.finish import (
@@ -37,9 +38,17 @@ from zaya_jax.training.validation import Validator
 from zaya_jax.training.writers import MultiWriter, open_writers
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    arguments = parse_arguments(argv, program="experiments.pretrain", summary=__doc__ or "")
+def main(
+    argv: Sequence[str],
+    *,
+    program: str = "experiments.pretrain",
+    summary: str = __doc__ or "",
+    default_config: str = DEMO,
+) -> int:
+    """Runs the command line of a stage; returns the exit status."""
+    arguments = parse_arguments(
+        argv, program=program, summary=summary, default_config=default_config
+    )
     if arguments.dry_run:
         return plan(arguments.config, arguments.workdir)
     try:
@@ -54,6 +63,12 @@ def main(argv: Sequence[str]) -> int:
 def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
     """Trains to the last step and reports; 128 + signal when a signal stopped it first."""
     clock = Clock()
+    placement = choose_placement(
+        config.mesh,
+        config.model,
+        batch_size=config.data.batch_size // config.train.microbatches,
+        sequence_length=config.data.sequence_length,
+    )
     with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
         resumption = find_resumption(config, checkpoints)
         steps = config.train.steps
@@ -62,6 +77,7 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
             return 0
 
         text = load_text(config.data)
+        print("".join(f"{note}\n" for note in text.notes), end="")
         model = config.model
         check_data_fits_model(
             config.data, text.tokenizer, model.vocab_size, model.max_position_embeddings
@@ -70,9 +86,9 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         held_out = validation_batches(config.data, text)
         with clock.measure("compile"):
             if resumption is None:
-                state = new_state(config)
+                state = new_state(config, placement)
             else:
-                state = restored_state(config, checkpoints, resumption.step, batches)
+                state = restored_state(config, placement, checkpoints, resumption.step, batches)
 
         # Nothing has been written so far: from here on the run is known to be sound.
         checkpoints.set_aside_after(resumption.step if resumption else -1)
@@ -81,9 +97,18 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         with open_writers(workdir, config.log, steps, resume_step) as writers:
             record_start(writers, resumption)
             metadata = run_metadata(config)
-            validator = Validator(config, held_out)
+            validator = Validator(config, placement, held_out)
             loop = Loop(
-                config, workdir, batches, validator, checkpoints, writers, stop, clock, metadata
+                config,
+                placement,
+                workdir,
+                batches,
+                validator,
+                checkpoints,
+                writers,
+                stop,
+                clock,
+                metadata,
             )
             state = loop.train(state)
             if stop.received is not None:

@@ -16,17 +16,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas import backend, flash_attention
+
 _MIN_QUERY_BLOCK = 128
 _MAX_QUERY_BLOCKS = 16  # bounds the size of the compiled program for long sequences
 
 
 def causal_attention(
     query: Float[Array, "batch seq query_heads head_dim"],
-    key: Float[Array, "batch seq kv_heads head_dim"],
-    value: Float[Array, "batch seq kv_heads head_dim"],
+    key: Float[Array, "batch keys kv_heads head_dim"],
+    value: Float[Array, "batch keys kv_heads head_dim"],
     *,
     segment_ids: Int[Array, "batch seq"] | None = None,
+    key_segment_ids: Int[Array, "batch keys"] | None = None,
+    query_offset: Int[Array, ""] | int | None = None,
     window: Int[Array, ""] | int | None = None,
+    implementation: backend.Implementation = "auto",
 ) -> Float[Array, "batch seq query_heads head_dim"]:
     """Attention output in the dtype of `query`.
 
@@ -35,19 +40,43 @@ def causal_attention(
       key: rotated, normalised keys.
       value: values.
       segment_ids: packed segments; a query sees its own segment only. None: one segment per row.
+      key_segment_ids: segments of the keys, where keys are more than the queries' own tokens.
+      query_offset: place of the first query among the keys; may be traced. None: the keys are the
+        queries' own tokens, and what lies above the diagonal is not computed.
       window: keys that a query sees, its own included; may be traced. None: all earlier keys.
+      implementation: see `kernels_pallas.backend`; the kernels are those of `flash_attention`.
     """
     batch, seq, query_heads, head_dim = query.shape
+    refusals = flash_attention.refusals(query, key, value)
+    if backend.choose(implementation, "causal_attention", refusals) is not None:
+        return flash_attention.flash_attention(
+            query,
+            key,
+            value,
+            segment_ids=segment_ids if key_segment_ids is None else key_segment_ids,
+            window=window,
+            query_offset=0 if query_offset is None else query_offset,
+            implementation="pallas",
+        )[0]
     kv_heads = key.shape[2]
     # [batch, seq, query_heads, head_dim] -> [batch, seq, kv_heads, group, head_dim]
     query = query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)
     block = max(_MIN_QUERY_BLOCK, -(-seq // _MAX_QUERY_BLOCKS))
+    key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
     blocks = []
     for start in range(0, seq, block):
         stop = min(start + block, seq)
-        mask = _block_mask(start, stop, segment_ids, window)
+        keys = stop if query_offset is None else key.shape[1]
+        first = start if query_offset is None else start + query_offset
+        mask = _block_mask(
+            first + jnp.arange(stop - start),
+            None if segment_ids is None else segment_ids[:, start:stop],
+            None if key_segment_ids is None else key_segment_ids[:, :keys],
+            keys,
+            window,
+        )
         blocks.append(
-            _attend(query[:, start:stop], key[:, :stop], value[:, :stop], mask, head_dim**-0.5)
+            _attend(query[:, start:stop], key[:, :keys], value[:, :keys], mask, head_dim**-0.5)
         )
     attended = jnp.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
     # [batch, seq, kv_heads, group, head_dim] -> [batch, seq, query_heads, head_dim]
@@ -63,14 +92,17 @@ def _attend(query: Array, key: Array, value: Array, mask: Array, scale: float) -
 
 
 def _block_mask(
-    start: int, stop: int, segment_ids: Array | None, window: Array | int | None
+    query_at: Array,
+    query_segments: Array | None,
+    key_segments: Array | None,
+    keys: int,
+    window: Array | int | None,
 ) -> Array:
-    """Which of the keys 0..stop-1 the queries start..stop-1 see: [batch or 1, queries, keys]."""
-    distance = jnp.arange(start, stop)[:, None] - jnp.arange(stop)[None, :]
+    """Which keys the queries at these places see: [batch or 1, queries, keys]."""
+    distance = query_at[:, None] - jnp.arange(keys)[None, :]
     visible = (distance >= 0)[None]
     if window is not None:
         visible = visible & (distance < window)[None]
-    if segment_ids is not None:
-        same = segment_ids[:, start:stop, None] == segment_ids[:, None, :stop]
-        visible = visible & same
+    if query_segments is not None and key_segments is not None:
+        visible = visible & (query_segments[:, :, None] == key_segments[:, None, :])
     return visible

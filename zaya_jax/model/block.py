@@ -13,6 +13,7 @@ from zaya_jax.model.cca import CCAAttention
 from zaya_jax.model.experts import Experts
 from zaya_jax.model.norm import ResidualScale, RMSNorm
 from zaya_jax.model.router import Router, RouterOutput
+from zaya_jax.parallel.mesh import split_activations
 
 
 class LayerCarry(NamedTuple):
@@ -81,6 +82,7 @@ class Block(nn.Module):
         )
         expert_output = Experts(self.config, name="experts")(x, routed.class_index, routed.gate)
         residual = ResidualScale(name="expert_residual")(expert_output, residual)
+        residual = split_activations(residual)
         return LayerCarry(residual, routed.state), self._report(routed, residual, shared)
 
     def _norm(self, name: str, x: Array) -> Array:

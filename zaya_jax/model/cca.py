@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.attention import causal_attention
-from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.cca import CCAWeights
 from zaya_jax.config import ModelConfig
 from zaya_jax.model import initialization
 from zaya_jax.model.linear import Linear
+from zaya_jax.parallel.context_parallel import mix_and_attend
 
 
 class CCAAttention(nn.Module):
@@ -38,7 +38,7 @@ class CCAAttention(nn.Module):
         delayed_bias = (
             delayed_projection.get_variable("params", "bias") if config.attention_bias else None
         )
-        query, key, value = cca_mix(
+        attended = mix_and_attend(
             jnp.concatenate([query, key], axis=-1),
             value_current,
             value_delayed,
@@ -46,8 +46,8 @@ class CCAAttention(nn.Module):
             cos=cos,
             sin=sin,
             segment_ids=segment_ids,
+            window=window,
         )
-        attended = causal_attention(query, key, value, segment_ids=segment_ids, window=window)
         # [batch, seq, query_heads, head_dim] -> [batch, seq, query_heads * head_dim]
         attended = attended.reshape(*attended.shape[:2], config.query_size)
         return self._projection("output", config.hidden_size, initialization.output_matrix(config))(

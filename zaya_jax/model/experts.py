@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.expert_mlp import expert_mlp
 from zaya_jax.config import ExpertDispatch, ModelConfig
 from zaya_jax.model import initialization
+from zaya_jax.parallel.expert_parallel import experts_on_mesh
 
 
 class Experts(nn.Module):
@@ -40,13 +40,11 @@ class Experts(nn.Module):
         down = self.param(
             "down", initialization.output_matrix(config), (experts, hidden, width), jnp.float32
         )
-        # [batch, seq, ...] -> [batch * seq, ...]: experts do not see the sequence
-        output = expert_mlp(
-            x.reshape(-1, hidden),
-            class_index.reshape(-1),
-            gate.reshape(-1),
+        return experts_on_mesh(
+            x,
+            class_index,
+            gate,
             gate_up,
             down,
             dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
         )
-        return output.reshape(x.shape)

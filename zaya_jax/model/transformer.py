@@ -23,6 +23,7 @@ from zaya_jax.model.block import (
 from zaya_jax.model.norm import RMSNorm
 from zaya_jax.model.outputs import HiddenStates, Routing, TransformerOutput
 from zaya_jax.model.rope import rope_tables
+from zaya_jax.parallel.embedding import embed_on_mesh
 
 # Token ids, positions or segment ids; host arrays are welcome.
 TokenArray = Int[Array | np.ndarray, "batch seq"]
@@ -115,7 +116,7 @@ class Transformer(nn.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
         shared = _shared_input(config, positions, segment_ids)
-        embedded = jnp.take(self.embedding, tokens, axis=0)
+        embedded = embed_on_mesh(self.embedding, jnp.asarray(tokens))
         residual = (embedded + self.input_bias[None, None, :]) * self.input_scale[None, None, :]
         first_rms = root_mean_square(residual, shared.real_tokens)
         router_state = jnp.zeros((*tokens.shape, config.router_hidden_size), jnp.float32)

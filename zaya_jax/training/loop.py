@@ -22,8 +22,9 @@ import jax
 
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.data.checks import check_batch
-from zaya_jax.data.pipeline import Batch, BatchIterator
+from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
+from zaya_jax.parallel.placement import Placement
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.metrics import train_record
 from zaya_jax.training.preemption import StopSignal
@@ -35,7 +36,7 @@ from zaya_jax.training.step import StepMetrics, train_step
 from zaya_jax.training.validation import TrainingError, Validator
 from zaya_jax.training.writers import MultiWriter
 
-StepFunction = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+StepFunction = Callable[[TrainState, dict[str, Any]], tuple[TrainState, StepMetrics]]
 
 
 @dataclasses.dataclass
@@ -43,6 +44,7 @@ class Loop:
     """The parts that one run is made of; `train` drives them."""
 
     config: RunConfig
+    placement: Placement
     workdir: Path
     batches: BatchIterator
     validator: Validator
@@ -92,16 +94,24 @@ class Loop:
 
     def _compile(self, state: TrainState) -> StepFunction:
         with self.clock.measure("compile"):
-            step = jax.jit(functools.partial(train_step, self.config), donate_argnums=0)
+            placement = self.placement
+            shardings = placement.shardings(state)
+            step = jax.jit(
+                functools.partial(train_step, self.config),
+                donate_argnums=0,
+                out_shardings=None if shardings is None else (shardings, None),
+            )
             self.validator.compile(state)
-            return step.lower(state, abstract_batch(self.config.data)).compile()
+            batch = placement.abstract_batch(abstract_batch(self.config.data))
+            with placement.in_force():
+                return step.lower(state, batch).compile()
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self) -> dict[str, Any]:
         with self.clock.measure("data_wait"):
             batch = next(self.batches)
             model = self.config.model
             check_batch(batch, model.vocab_size, model.max_position_embeddings)
-        return batch
+            return self.placement.place_batch(batch)
 
     def _report(self, unread: tuple[int, StepMetrics] | None) -> None:
         """Waits for a step's numbers and writes them."""

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from kernels_pallas.cross_entropy import linear_cross_entropy
 from zaya_jax.model.transformer import Transformer
+from zaya_jax.parallel.sharded_loss import cross_entropy_on_mesh
 
 Batch = dict[str, Array]  # tokens, targets, positions, segment_ids, loss_weights: [batch, seq]
 
@@ -64,13 +64,12 @@ def loss_sums(
     )
     head: Any = model.apply(variables, method=Transformer.head)
     weight, bias = head
-    # [batch, seq, hidden] -> [batch * seq, hidden]: the head does not see the sequence
-    sums = linear_cross_entropy(
-        states.final.reshape(-1, states.final.shape[-1]),
+    sums = cross_entropy_on_mesh(
+        states.final,
         weight,
         bias,
-        batch["targets"].reshape(-1),
-        batch["loss_weights"].reshape(-1),
+        batch["targets"],
+        batch["loss_weights"],
         z_loss_weight=z_loss_weight,
     )
     tokens = jnp.sum(batch["segment_ids"] > 0).astype(jnp.float32)

@@ -9,6 +9,7 @@ from zaya_jax.checkpoint.settings import CheckpointConfig
 from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.data.config import DataConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
+from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.training.writers import WriterConfig
 
 
@@ -69,6 +70,7 @@ class RunConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     log: WriterConfig = dataclasses.field(default_factory=WriterConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)

@@ -16,6 +16,8 @@ from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
 from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
 from zaya_jax.data.pipeline import BatchIterator
+from zaya_jax.parallel.mesh import AXIS_RULES
+from zaya_jax.parallel.placement import Placement
 from zaya_jax.training.resolved import setting_differences
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import (
@@ -64,7 +66,7 @@ def find_resumption(config: RunConfig, checkpoints: CheckpointManager) -> Resump
     return Resumption(found.step, _events(config, saved, found))
 
 
-def new_state(config: RunConfig) -> TrainState:
+def new_state(config: RunConfig, placement: Placement) -> TrainState:
     """The first state of a new run.
 
     Raises:
@@ -72,20 +74,34 @@ def new_state(config: RunConfig) -> TrainState:
       ConfigError: when its architecture is another one.
     """
     rng = seed_key_data(config.train.seed)
+    shardings = placement.shardings(abstract_state(config))
     if not config.init_from:
-        return jax.jit(lambda key: init_state(config, key), compiler_options=_RUNS_ONCE)(rng)
-    saved_model, variables = load_checkpoint(config.init_from)
-    differences = architecture_differences(saved_model, config.model)
+        initialise = jax.jit(
+            lambda key: init_state(config, key),
+            compiler_options=_RUNS_ONCE,
+            out_shardings=shardings,
+        )
+        return initialise(rng)
+    rules = None if placement.mesh is None else AXIS_RULES
+    saved_model, variables = load_checkpoint(config.init_from, placement.mesh, rules)
+    differences = architecture_differences(_extended(saved_model, config.model), config.model)
     if differences:
         raise ConfigError(
             f"init_from={config.init_from!r} has another architecture (saved -> asked for): model."
             + ", model.".join(differences)
         )
-    return jax.jit(lambda tree, key: state_from_variables(config, tree, key))(variables, rng)
+    start = jax.jit(
+        lambda tree, key: state_from_variables(config, tree, key), out_shardings=shardings
+    )
+    return start(variables, rng)
 
 
 def restored_state(
-    config: RunConfig, checkpoints: CheckpointManager, step: int, batches: BatchIterator
+    config: RunConfig,
+    placement: Placement,
+    checkpoints: CheckpointManager,
+    step: int,
+    batches: BatchIterator,
 ) -> TrainState:
     """The saved state, with the data stream moved to where the run left it.
 
@@ -93,13 +109,22 @@ def restored_state(
       DataError: when the data, tokenizer or batch shape is not what the run began with.
       CheckpointError: when the tensors do not fit.
     """
-    template = abstract_state(config)
+    template = placement.abstract(abstract_state(config))
     restored = checkpoints.restore(step, template.variables, training_part(template))
     batches.set_state(restored.data)
     state = TrainState(**restored.variables, **restored.training)
     if int(state.step) != step:
         raise CheckpointError(f"the checkpoint of step {step} says it is at step {int(state.step)}")
     return state
+
+
+def _extended(saved: ModelConfig, current: ModelConfig) -> ModelConfig:
+    """The saved model with this stage's context: a new stage may be longer, with other bases."""
+    return saved.replace(
+        max_position_embeddings=current.max_position_embeddings,
+        rope_theta=current.rope_theta,
+        sliding_rope_theta=current.sliding_rope_theta,
+    )
 
 
 def training_part(state: TrainState) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def _gradients(
     if parts == 1:  # adding to zeros would cost a pass over all gradients
         return gradient(state.params, batch)
 
-    # [batch, seq] -> [microbatches, batch / microbatches, seq]
-    split = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in batch.items()}
+    # [batch, seq] -> [microbatches, batch / microbatches, seq]; every microbatch has rows of every
+    # device, which hold runs of neighbouring rows
+    split = {name: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
 
     def add(total: Any, part: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient(state.params, part)), None

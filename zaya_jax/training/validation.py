@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from zaya_jax.data.pipeline import Batch, unigram_entropy
+from zaya_jax.parallel.placement import Placement
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import TrainState, abstract_batch
 from zaya_jax.training.step import validation_step
@@ -22,16 +23,20 @@ class TrainingError(ValueError):
 class Validator:
     """Computes validation records; one compiled function for all sources."""
 
-    def __init__(self, config: RunConfig, batches: dict[str, list[Batch]]) -> None:
+    def __init__(
+        self, config: RunConfig, placement: Placement, batches: dict[str, list[Batch]]
+    ) -> None:
         self._config = config
+        self._placement = placement
         self._batches = batches
         self._unigram_entropy = {source: unigram_entropy(part) for source, part in batches.items()}
         self._step: Any = jax.jit(functools.partial(validation_step, config))
 
     def compile(self, state: TrainState) -> None:
         """Compiles ahead, so that no validation is slower than another."""
-        batch = abstract_batch(self._config.data)
-        self._step = self._step.lower(state.variables, batch).compile()
+        batch = self._placement.abstract_batch(abstract_batch(self._config.data))
+        with self._placement.in_force():
+            self._step = self._step.lower(state.variables, batch).compile()
 
     def records(self, step: int, state: TrainState) -> list[dict[str, Any]]:
         """One record per source: the mean over the weight of all its batches.
@@ -47,7 +52,8 @@ class Validator:
         self, step: int, state: TrainState, source: str, batches: list[Batch]
     ) -> dict[str, Any]:
         # All batches are dispatched before the first result is read.
-        sums = jax.device_get([self._step(state.variables, batch) for batch in batches])
+        place = self._placement.place_batch
+        sums = jax.device_get([self._step(state.variables, place(batch)) for batch in batches])
         weight = sum(float(part.weight) for part in sums)
         loss = sum(float(part.loss) for part in sums) / weight
         if not math.isfinite(loss):

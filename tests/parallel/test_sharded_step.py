@@ -1,0 +1,131 @@
+"""On every mesh a step gives what it gives on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training.tiny import RUN
+from zaya_jax.config import LayerType
+from zaya_jax.parallel.mesh import build_mesh
+from zaya_jax.parallel.placement import Placement
+from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.training.state import init_state, seed_key_data
+from zaya_jax.training.step import train_step
+
+BATCH, SEQ = 8, 24
+MODEL = RUN.model.replace(
+    num_query_heads=8,
+    num_kv_heads=4,
+    head_dim=4,
+    depthwise_conv_width=3,
+    layer_pattern=(LayerType.SLIDING, LayerType.FULL),
+    sliding_window=7,
+    head_bias=True,
+    attention_bias=True,
+)
+CONFIG = dataclasses.replace(
+    RUN,
+    model=MODEL,
+    data=dataclasses.replace(RUN.data, batch_size=BATCH, sequence_length=SEQ),
+    # Adam divides by |gradient|: where that is rounding, so would the update be.
+    optimizer=dataclasses.replace(RUN.optimizer, epsilon=1e-2),
+)
+# The new state holds the gradients too: Adam's first moment is a tenth of them.
+_STEP = jax.jit(functools.partial(train_step, CONFIG))
+COMBINED = [
+    {"data": 2, "expert": 2, "context": 2},
+    {"fsdp": 2, "tensor": 2, "expert": 2},
+]
+SINGLE = [
+    {"data": 2},
+    {"fsdp": 2},
+    {"expert": 2},
+    {"context": 2},
+    {"tensor": 2},
+    {"data": 4},
+    {"fsdp": 4},
+    {"expert": 4},
+    {"context": 4},
+    {"tensor": 4},
+]
+
+
+def _batch() -> dict[str, np.ndarray]:
+    """Packed rows: segments of one, two and many tokens, also across borders; some padding."""
+    random = np.random.default_rng(0)
+    segments = np.stack(
+        [np.repeat([1, 2, 3, 4, 0], [1, 2, 13 - row, 7 - row, 1 + 2 * row]) for row in range(4)] * 2
+    )
+    positions = np.zeros_like(segments)
+    for at in range(1, SEQ):
+        same = segments[:, at] == segments[:, at - 1]
+        positions[:, at] = np.where(same & (segments[:, at] > 0), positions[:, at - 1] + 1, 0)
+    return {
+        "tokens": random.integers(0, 260, (BATCH, SEQ), dtype=np.int32),
+        "targets": random.integers(0, 260, (BATCH, SEQ), dtype=np.int32),
+        "positions": positions.astype(np.int32),
+        "segment_ids": segments.astype(np.int32),
+        "loss_weights": (segments > 0).astype(np.float32),
+    }
+
+
+@functools.cache
+def _state() -> Any:
+    """Skewed routing, with some tokens on the skip class."""
+    state = jax.jit(functools.partial(init_state, CONFIG))(seed_key_data(0))
+    biases = jnp.tile(jnp.asarray([0.03, 0.0, -0.01, 0.0, 0.01]), (MODEL.num_layers, 1))
+    return dataclasses.replace(state, balancing={"biases": biases})
+
+
+@functools.cache
+def _on_one_device() -> Any:
+    return jax.device_get(_STEP(_state(), _batch()))
+
+
+def _on_mesh(sizes: dict[str, int]) -> Any:
+    mesh = build_mesh(
+        MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))]
+    )
+    placement = Placement(MODEL, mesh)
+    state = jax.device_put(_state(), placement.shardings(_state()))
+    with placement.in_force():
+        return jax.device_get(_STEP(state, placement.place_batch(_batch())))
+
+
+def test_the_batch_reaches_the_skip_class_and_several_experts():
+    counts = _on_one_device()[1].class_counts
+    assert (counts[:, -1] > 0).any()
+    assert ((counts[:, :-1] > 0).sum(axis=1) >= 2).all()
+
+
+def _name(sizes: dict[str, int]) -> str:
+    return "-".join(f"{axis}{size}" for axis, size in sizes.items())
+
+
+def _check_mesh(sizes: dict[str, int]) -> None:
+    expected, found = _on_one_device(), _on_mesh(sizes)
+    for (path, left), right in zip(
+        jax.tree_util.tree_flatten_with_path(expected)[0], jax.tree.leaves(found), strict=True
+    ):
+        scale = max(float(np.abs(left).max(initial=0.0)), 1e-3)
+        np.testing.assert_allclose(
+            right / scale, left / scale, atol=3e-5, rtol=0, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+@pytest.mark.parametrize("sizes", COMBINED, ids=_name)
+def test_a_step_on_several_axes_is_that_of_one_device(sizes: dict[str, int]):
+    _check_mesh(sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SINGLE, ids=_name)
+def test_a_step_on_one_axis_is_that_of_one_device(sizes: dict[str, int]):
+    _check_mesh(sizes)

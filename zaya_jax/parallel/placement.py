@@ -1,0 +1,74 @@
+"""Where a run's arrays live: on one device as JAX does it anyway, or split over a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.parallel.mesh import TOKENS, build_mesh, check_model_fits
+from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.parallel.shardings import tree_shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The devices of a run."""
+
+    model: ModelConfig
+    mesh: Mesh | None  # None: one device
+
+    def in_force(self) -> AbstractContextManager[Any]:
+        """What is traced inside of it exchanges data over the mesh."""
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+
+    def shardings(self, tree: Any) -> Any:
+        """For `out_shardings`: of a tree with parameters or optimiser state. None: unsaid."""
+        return None if self.mesh is None else tree_shardings(tree, self.model, self.mesh)
+
+    def abstract(self, tree: Any) -> Any:
+        """The shapes and dtypes of a tree, with the shardings it is to have."""
+        if self.mesh is None:
+            return tree
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            tree,
+            self.shardings(tree),
+        )
+
+    def abstract_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a batch."""
+        return {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._batch_sharding())
+            for name, x in batch.items()
+        }
+
+    def place_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A host batch on the devices; on one device the jitted step takes it as it is."""
+        if self.mesh is None:
+            return dict(batch)
+        return {name: jax.device_put(x, self._batch_sharding()) for name, x in batch.items()}
+
+    def _batch_sharding(self) -> NamedSharding | None:
+        return None if self.mesh is None else NamedSharding(self.mesh, TOKENS)
+
+
+def choose_placement(
+    config: MeshConfig, model: ModelConfig, *, batch_size: int, sequence_length: int
+) -> Placement:
+    """A mesh over all devices; none where there is one device.
+
+    Raises:
+      ConfigError: when mesh, model, batch and the number of devices do not fit together.
+    """
+    mesh = build_mesh(config)
+    if mesh.size == 1:
+        return Placement(model, None)
+    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
+    return Placement(model, mesh)

@@ -1,0 +1,67 @@
+"""The LM head and its cross entropy over a mesh.
+
+Every device scores its own tokens: those of its rows and, so that no product is made twice, its
+part of them along `context` and `tensor`. The head's weight is gathered over `tensor` and `fsdp`
+before use and its gradient summed and scattered after. Sums are over all devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas.cross_entropy import LinearCrossEntropy, linear_cross_entropy
+from zaya_jax.parallel.mesh import BATCH_AXES, current_mesh
+from zaya_jax.parallel.settings import MESH_AXES
+
+
+def cross_entropy_on_mesh(
+    hidden: Float[Array, "batch seq hidden"],
+    weight: Float[Array, "vocab hidden"],
+    bias: Float[Array, " vocab"] | None,
+    targets: Int[Array, "batch seq"],
+    token_weights: Float[Array, "batch seq"],
+    *,
+    z_loss_weight: float,
+) -> LinearCrossEntropy:
+    """`linear_cross_entropy` of all tokens, on the mesh in force or, without one, on one device."""
+
+    def sums(
+        hidden: Array, weight: Array, bias: Array | None, targets: Array, token_weights: Array
+    ) -> LinearCrossEntropy:
+        # [batch, seq, hidden] -> [batch * seq, hidden]: the head does not see the sequence
+        return linear_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            bias,
+            targets.reshape(-1),
+            token_weights.reshape(-1),
+            z_loss_weight=z_loss_weight,
+        )
+
+    mesh = current_mesh()
+    if mesh is None:
+        return sums(hidden, weight, bias, targets, token_weights)
+
+    def on_device(hidden: Array, weight: Array, *rest: Any) -> LinearCrossEntropy:
+        weight = jax.lax.all_gather(weight, "fsdp", axis=1, tiled=True)
+        weight = jax.lax.all_gather(weight, "tensor", axis=0, tiled=True)
+        return jax.lax.psum(sums(hidden, weight, *rest), MESH_AXES)
+
+    tokens = PartitionSpec(BATCH_AXES, ("context", "tensor"))
+    return jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(
+            tokens,
+            PartitionSpec("tensor", "fsdp"),
+            PartitionSpec(),
+            tokens,
+            tokens,
+        ),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )(hidden, weight, bias, targets, token_weights)

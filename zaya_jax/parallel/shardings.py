@@ -1,0 +1,38 @@
+"""Where every array of a run lies on the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from zaya_jax.checkpoint.layouts import transformers_layout
+from zaya_jax.config import ModelConfig
+from zaya_jax.parallel.mesh import partition_spec
+
+
+def variable_specs(config: ModelConfig) -> dict[tuple[str, ...], PartitionSpec]:
+    """How each leaf of `{"params": …, "balancing": …}` is split, by its path."""
+    return {rule.path: partition_spec(rule.axes) for rule in transformers_layout(config)}
+
+
+def tree_shardings(tree: Any, config: ModelConfig, mesh: Mesh) -> Any:
+    """A sharding for every leaf of a tree that holds parameters or things shaped like them.
+
+    A leaf whose path ends like a parameter's is split as the parameter is (so are an optimiser's
+    moments); everything else is whole on every device.
+    """
+    specs = {path[1:]: spec for path, spec in variable_specs(config).items()}
+
+    def of_leaf(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        names = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
+        matches = [suffix for suffix in _suffixes(names) if suffix in specs]
+        spec = specs[matches[0]] if matches else PartitionSpec()
+        return NamedSharding(mesh, spec if len(spec) == len(leaf.shape) else PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(of_leaf, tree)
+
+
+def _suffixes(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [names[start:] for start in range(len(names))]
