@@ -18,7 +18,6 @@ from experiments.command_line import DEMO, parse_arguments, run_reporting_errors
 from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
 from zaya_jax.data.checks import check_data_fits_model
 from zaya_jax.data.pipeline import load_text, training_batches, validation_batches
-from zaya_jax.parallel.placement import choose_placement
 from zaya_jax.training import dry_run
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.finish import (
@@ -28,6 +27,7 @@ from zaya_jax.training.finish import (
     validation_summary,
 )
 from zaya_jax.training.loop import Loop
+from zaya_jax.training.placement import choose_placement
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.provenance import run_metadata
 from zaya_jax.training.report import write_report

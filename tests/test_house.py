@@ -34,13 +34,23 @@ ROOM_IMPORTS: dict[str, set[str]] = {
     "config": set(),
     "presets": {"config"},
     "model_size": {"config"},
-    "model": {"config"},
+    "parallel": {"config"},
+    "model": {"config", "parallel"},
     "data": {"config"},
     "optimizer": {"config"},
-    "checkpoint": {"config", "model"},
-    "inference": {*_SIZES, "model", "data", "checkpoint"},
-    "training": {*_SIZES, "model", "data", "optimizer", "checkpoint", "inference"},
-    "rl": {*_SIZES, "model", "data", "optimizer", "checkpoint", "inference", "training"},
+    "checkpoint": {*_SIZES, "model"},
+    "inference": {*_SIZES, "parallel", "model", "data", "checkpoint"},
+    "training": {*_SIZES, "parallel", "model", "data", "optimizer", "checkpoint", "inference"},
+    "rl": {
+        *_SIZES,
+        "parallel",
+        "model",
+        "data",
+        "optimizer",
+        "checkpoint",
+        "inference",
+        "training",
+    },
 }
 
 MOST_FILE_LINES = 400

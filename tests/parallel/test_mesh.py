@@ -24,9 +24,9 @@ from zaya_jax.parallel.mesh import (
     current_mesh,
     partition_spec,
 )
-from zaya_jax.parallel.placement import Placement
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
-from zaya_jax.parallel.shardings import tree_shardings, variable_specs
+from zaya_jax.training.placement import Placement
+from zaya_jax.training.shardings import tree_shardings, variable_specs
 from zaya_jax.training.startup import training_part
 from zaya_jax.training.state import abstract_state
 

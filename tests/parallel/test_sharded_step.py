@@ -14,8 +14,8 @@ import pytest
 from tests.training.tiny import RUN
 from zaya_jax.config import LayerType
 from zaya_jax.parallel.mesh import build_mesh
-from zaya_jax.parallel.placement import Placement
 from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.training.placement import Placement
 from zaya_jax.training.state import init_state, seed_key_data
 from zaya_jax.training.step import train_step
 

@@ -7,7 +7,7 @@ are gathered over `context`; every device attends with its own queries. Segments
 
 Over `tensor` each device mixes all heads, which is cheap, and attends with its own KV groups.
 
-Bytes sent per device and layer: halo * (query + 2 * kv) * itemsize point to point, and
+Bytes sent per device and layer: halo * (query + 3/2 kv) * itemsize point to point, and
 (context - 1) * tokens * 2 * kv / tensor * itemsize gathered.
 """
 
@@ -109,9 +109,15 @@ def _mix_with_halo(
     segments = with_halo(segment_ids)
     in_halo = jnp.arange(segments.shape[1])[None, :] < halo
     segments = jnp.where(is_first & in_halo, _NO_SEGMENT, segments)
-    cos, sin = (padded(x) for x in angles)  # RoPE of the halo is never looked at
+    query_key, current, delayed = streams
     mixed = cca_mix(
-        *(with_halo(x) for x in streams), weights, cos=cos, sin=sin, segment_ids=segments
+        with_halo(query_key),
+        padded(current),
+        with_halo(delayed),
+        weights,
+        cos=padded(angles[0]),  # RoPE of the halo is never looked at
+        sin=padded(angles[1]),
+        segment_ids=segments,
     )
     query, key, value = (x[:, halo:] for x in mixed)
     return query, key, value

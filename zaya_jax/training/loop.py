@@ -24,9 +24,9 @@ from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.data.checks import check_batch
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
-from zaya_jax.parallel.placement import Placement
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.metrics import train_record
+from zaya_jax.training.placement import Placement
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.profile import Profiler
 from zaya_jax.training.settings import RunConfig

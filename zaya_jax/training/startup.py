@@ -17,7 +17,7 @@ from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Foun
 from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.parallel.mesh import AXIS_RULES
-from zaya_jax.parallel.placement import Placement
+from zaya_jax.training.placement import Placement
 from zaya_jax.training.resolved import setting_differences
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import (

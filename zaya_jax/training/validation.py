@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from zaya_jax.data.pipeline import Batch, unigram_entropy
-from zaya_jax.parallel.placement import Placement
+from zaya_jax.training.placement import Placement
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import TrainState, abstract_batch
 from zaya_jax.training.step import validation_step

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from zaya_jax.config import ModelConfig
 from zaya_jax.parallel.mesh import TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MeshConfig
-from zaya_jax.parallel.shardings import tree_shardings
+from zaya_jax.training.shardings import tree_shardings
 
 
 @dataclasses.dataclass(frozen=True)
