@@ -5,19 +5,27 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, UInt8
+from jaxtyping import Int32, Int64, UInt8
 
 from zaya_jax.data.chat import ChatTemplate
 from zaya_jax.data.config import DataConfig, DataError
 from zaya_jax.data.conversation import Conversation
+from zaya_jax.data.prepared import (
+    PreparedExamples,
+    is_prepared,
+    manifest_fingerprint,
+    part_of,
+    read_manifest,
+)
 from zaya_jax.data.samples import Sample, read_samples
 from zaya_jax.data.sources import documents_fingerprint, split
 from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.data.trimming import Outcome, trim
 
-Piece = tuple[Int32[np.ndarray, " tokens"], Float32[np.ndarray, " tokens"]]
+Piece = tuple[np.ndarray, np.ndarray]  # ids int32 and learnt flags float32, equally long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +56,16 @@ class Examples:
         return self.tokens[span], self.learnt[span]
 
 
+AnyExamples = Examples | PreparedExamples  # in memory, or on disk
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceExamples:
     """Both parts of a source, tokenised and trimmed to the window."""
 
     name: str
-    train: Examples
-    validation: Examples
+    train: AnyExamples
+    validation: AnyExamples
     fingerprint: str  # of the training samples, before tokenising
     outcomes: dict[str, int]  # conversations by what trimming did; see `trimming.Outcome`
     notes: tuple[str, ...]  # lines for people: unusable rows, repeats, trimming
@@ -66,6 +77,8 @@ def load_examples(source: str, config: DataConfig, tokenizer: Tokenizer) -> Sour
     Raises:
       DataError: when the source is unusable, or too small to hold some out.
     """
+    if is_prepared(source):
+        return _load_prepared(source, config, tokenizer)
     samples = read_samples(source, config)
     train, validation = split(samples.samples, config.validation_fraction)
     if not train or not validation:
@@ -145,6 +158,18 @@ class Encoder:
         has_bos = ids[0] == self._tokenizer.bos_id
         plain: list[int] = ids.tolist()
         return plain if has_bos else [self._tokenizer.bos_id, *plain]
+
+
+def _load_prepared(source: str, config: DataConfig, tokenizer: Tokenizer) -> SourceExamples:
+    manifest = read_manifest(source, config, tokenizer)
+    return SourceExamples(
+        Path(source).name,
+        part_of(source, manifest, "train"),
+        part_of(source, manifest, "validation"),
+        manifest_fingerprint(manifest),
+        manifest["outcomes"],
+        (),
+    )
 
 
 def join(pieces: Iterable[Piece]) -> Examples:

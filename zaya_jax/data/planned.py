@@ -16,7 +16,7 @@ import grain
 import numpy as np
 
 from zaya_jax.data.config import DataConfig, DataError
-from zaya_jax.data.examples import Examples, SourceExamples, load_examples
+from zaya_jax.data.examples import AnyExamples, SourceExamples, load_examples
 from zaya_jax.data.mixture import Mixture, mixture_of, next_source
 from zaya_jax.data.packing import BATCH_DTYPES
 from zaya_jax.data.packing_plan import PackingPlan, plan_packing
@@ -70,7 +70,7 @@ class Position:
 class Planner:
     """Decides which windows make the next global batch. Counts only: it reads no tokens."""
 
-    def __init__(self, config: DataConfig, mixture: Mixture, parts: Sequence[Examples]) -> None:
+    def __init__(self, config: DataConfig, mixture: Mixture, parts: Sequence[AnyExamples]) -> None:
         self._config, self._mixture = config, mixture
         self._lengths = [part.lengths for part in parts]
         self._plans: dict[int, tuple[int, PackingPlan]] = {}  # the newest epoch of each source
@@ -165,7 +165,7 @@ class PlannedIterator(grain.DatasetIterator):
         self._position = Position(state["batch"], list(state["windows"]), list(state["tokens"]))
 
 
-def validation_windows(config: DataConfig, examples: Examples, pad_id: int) -> list[Batch]:
+def validation_windows(config: DataConfig, examples: AnyExamples, pad_id: int) -> list[Batch]:
     """The first batches of held-out examples; the last is filled with empty windows."""
     plan = plan_packing(examples.lengths, config.sequence_length)
     batches = []
@@ -178,7 +178,7 @@ def validation_windows(config: DataConfig, examples: Examples, pad_id: int) -> l
 
 
 def make_batch(
-    windows: Sequence[tuple[Examples, np.ndarray]], sequence_length: int, pad_id: int
+    windows: Sequence[tuple[AnyExamples, np.ndarray]], sequence_length: int, pad_id: int
 ) -> Batch:
     """Windows as arrays `[windows, sequence_length]`: segments numbered from 1, positions from 0.
 
