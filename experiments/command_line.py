@@ -23,7 +23,7 @@ from zaya_jax.training.metrics_file import MetricsError
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.validation import TrainingError
 
-DEMO = Path(__file__).parent / "configs" / "demo.py"
+DEMO = str(Path(__file__).parent / "configs" / "demo.py")
 
 # What a user can mend. Any other exception is a fault of the program and shows its traceback.
 USER_ERRORS = (ConfigError, DataError, CheckpointError, MetricsError, TrainingError, OSError)
@@ -37,8 +37,11 @@ class Arguments(NamedTuple):
     dry_run: bool
 
 
-def parse_arguments(argv: Sequence[str], *, program: str, summary: str) -> Arguments:
+def parse_arguments(
+    argv: Sequence[str], *, program: str, summary: str, default_config: str = DEMO
+) -> Arguments:
     """Reads the command line; prints help or one line of error and exits where asked or wrong."""
+    default_name = Path(default_config).name
     parser = _Parser(
         prog=f"python -m {program}",
         description=summary,
@@ -50,7 +53,10 @@ def parse_arguments(argv: Sequence[str], *, program: str, summary: str) -> Argum
     )
     parser.add_argument("--workdir", required=True, type=Path, help="folder of the run")
     parser.add_argument(
-        "--config", default=str(DEMO), metavar="FILE.py[:NAME]", help="config file; default: demo"
+        "--config",
+        default=default_config,
+        metavar="FILE.py[:NAME]",
+        help=f"config file; default: {default_name}",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print sizes and lower the step; train nothing"
