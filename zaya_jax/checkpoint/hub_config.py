@@ -32,6 +32,11 @@ _SAYS_NOTHING = (
     *("bias_activation_fusion", "activation_func_fp8_input_store", "residual_in_fp32"),
     *("zaya_high_prec", "attn_implementation", "_attn_implementation", *CARRIED_KEYS),
 )
+# Fields of a ModelConfig that config.json has no key for: releases have the default.
+_RELEASED_VARIANTS = (
+    *("attention", "query_key_mean", "value_path", "router", "skip_class", "residual"),
+    "experts_per_token",
+)
 _ONE_EXPERT = "the router chooses one expert per token"
 _NO_DROPOUT = "this model has no dropout"
 _SWIGLU = "experts are SwiGLU"
@@ -236,7 +241,16 @@ def hub_config_keys(
       layout: of the tensors.
       carried: token ids and other keys that are no part of the architecture.
       dtype: of the matrices.
+
+    Raises:
+      ConfigError: for a variant of the architecture that no release has.
     """
+    for field in dataclasses.fields(ModelConfig):
+        if field.name in _RELEASED_VARIANTS and getattr(model, field.name) != field.default:
+            raise ConfigError(
+                f"{field.name}={getattr(model, field.name)!s}: no released model has this variant, "
+                f"only {field.default!s}; it cannot be exported"
+            )
     common = {
         "architectures": ["ZayaForCausalLM"],
         "model_type": "zaya",

@@ -18,7 +18,7 @@ from zaya_jax.checkpoint.manifest import find_damage
 from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.orbax_reader import VARIABLES, OrbaxReader
 from zaya_jax.checkpoint.reader import Leaf, Reader, check_finite
-from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision, set_leaf
+from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision, axis_sizes, set_leaf
 from zaya_jax.config import ModelConfig
 
 # Logical axis name -> mesh axis, several mesh axes, or None for "not split".
@@ -40,12 +40,11 @@ def load_checkpoint(
       rules: which mesh axis splits which logical axis of the arrays, for example
         `{"experts": "expert", "vocab": "model"}`; the names are those of
         `checkpoint.tensor_rule.axis_sizes`. Axes without a rule are not split.
-      dtype: float32 or bfloat16 for the matrices; router, convolutions, norms, scales and biases
-        are never narrowed. None: as stored. Training wants float32.
+      dtype: of the matrices, for example bfloat16 to serve a large model; None: float32, which
+        training wants. Router, convolutions, norms, scales and biases are always float32.
 
     Returns:
-      The architecture, and `{"params": …, "balancing": {"biases": …}}`; the balancing biases are
-      always float32.
+      The architecture, and `{"params": …, "balancing": {"biases": …}}`.
 
     Raises:
       CheckpointError: when there is no checkpoint, it is unfinished or damaged, or a mesh axis
@@ -55,6 +54,12 @@ def load_checkpoint(
     reader = open_checkpoint(path)
     if mesh is None and rules is not None:
         raise CheckpointError("rules say how a mesh splits the arrays; give mesh=… too")
+    known = axis_sizes(reader.config)
+    for axis in rules or {}:
+        if axis not in known:
+            raise CheckpointError(
+                f"rules split the unknown axis {axis!r}; the axes are {', '.join(known)}"
+            )
     shardings = {
         leaf_path: _sharding(leaf, mesh, rules or {}) for leaf_path, leaf in reader.leaves.items()
     }
@@ -95,15 +100,9 @@ def _released_part(reader: Reader, path: LeafPath, dtype: np.dtype, index: Any) 
     return np.array(block, dtype=dtype)
 
 
-def _target_dtype(leaf: Leaf, dtype: Any) -> np.dtype:
-    if leaf.rule.precision is Precision.BALANCING:
-        return np.dtype(np.float32)
-    if dtype is None:
-        return leaf.dtype
-    wanted = np.dtype(jnp.dtype(dtype))
-    if leaf.rule.precision is Precision.MATRIX:
-        return wanted
-    return max(leaf.dtype, wanted, key=lambda candidate: candidate.itemsize)
+def _target_dtype(leaf: Leaf, dtype: DTypeLike | None) -> np.dtype:
+    narrow = dtype is not None and leaf.rule.precision is Precision.MATRIX
+    return np.dtype(jnp.dtype(dtype) if narrow else np.float32)
 
 
 def _sharding(leaf: Leaf, mesh: Mesh | None, rules: AxisRules) -> Sharding:

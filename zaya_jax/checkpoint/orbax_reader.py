@@ -138,11 +138,11 @@ def find_checkpoint(path: Path) -> Path:
 class StoredArray:
     """An array in any form that TensorStore reads."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, place: str) -> None:
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
         self.chunk = tuple(store.chunk_layout.read_chunk.shape)
-        self._store = store
+        self._store, self._place = store, place
 
     def read(self, index: Index) -> np.ndarray:
         """A part of the array.
@@ -154,9 +154,7 @@ class StoredArray:
             return self._store[index].read().result()
         except ValueError as error:
             reason = str(error).splitlines()[0]
-            raise CheckpointError(
-                f"cannot read {self._store.spec().kvstore.url}: {reason}"
-            ) from None
+            raise CheckpointError(f"{self._place} cannot be read: {reason}") from None
 
 
 def array_folder(path: LeafPath) -> str:
@@ -197,15 +195,16 @@ def _open_arrays(folder: Path, manifest: Manifest) -> dict[LeafPath, StoredArray
 
 def _open_stored(folder: Path, path: LeafPath, driver: str, is_database: bool) -> StoredArray:
     if is_database:
-        base = f"file://{folder / VARIABLES}/"
-        store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path)}/"}
+        base = {"driver": "file", "path": f"{folder / VARIABLES}/"}
+        store: dict[str, Any] = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path)}/"}
     else:
         store = {"driver": "file", "path": f"{folder / array_folder(path)}/"}
     try:
-        return StoredArray(ts.open({"driver": driver, "kvstore": store}, read=True).result())
+        opened = ts.open({"driver": driver, "kvstore": store}, read=True).result()
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{folder / VARIABLES}: {'/'.join(path)}: {reason}") from None
+    return StoredArray(opened, f"{folder / VARIABLES}: {'/'.join(path)}")
 
 
 def _released_folder(folder: Path, metadata: dict[str, Any]) -> Path | None:

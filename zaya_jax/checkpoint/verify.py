@@ -141,7 +141,8 @@ def _logits(path: str | Path, tokens: Sequence[int]) -> np.ndarray:
     from zaya_jax.checkpoint.load import load_checkpoint
     from zaya_jax.model.transformer import Transformer
 
-    config, variables = load_checkpoint(path)
+    stored = open_checkpoint(path).leaves["params", "embedding"].dtype
+    config, variables = load_checkpoint(path, dtype=stored)
     outside = [token for token in tokens if not 0 <= token < config.vocab_size]
     if outside:
         raise CheckpointError(

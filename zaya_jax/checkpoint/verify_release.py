@@ -119,7 +119,7 @@ def _runner(path: Path, most_tokens: int) -> BestTokens:
     from zaya_jax.checkpoint.load import load_checkpoint
     from zaya_jax.model.transformer import Transformer
 
-    config, variables = load_checkpoint(path)
+    config, variables = load_checkpoint(path, dtype=jnp.bfloat16)
     model = Transformer(config)
 
     @jax.jit
