@@ -115,6 +115,7 @@ def test_the_router_learns_under_replay_and_not_from_skipped_tokens() -> None:
     assert float(jnp.abs(skipped["out"]["weight"]).max()) == 0.0
 
 
+@pytest.mark.slow
 def test_recomputation_in_the_backward_pass_sees_the_same_choices() -> None:
     # Choices the router would not make: a recomputation that routes live gives other gradients.
     routes = np.where(recorded() >= 0, (recorded() + 1) % SKIP, ROUTE_LIVE)
