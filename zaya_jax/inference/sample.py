@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.tokenizer import Tokenizer
+from zaya_jax.inference.text import allowed_tokens
 from zaya_jax.model.transformer import Transformer
 
 
@@ -54,10 +55,7 @@ def sample_text(
             f"prompt of {len(prompt_ids)} tokens and max_tokens={max_tokens} exceed "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
-    allowed = np.zeros((config.vocab_size,), np.bool_)
-    allowed[: tokenizer.vocab_size] = True
-    allowed[[tokenizer.pad_id, tokenizer.bos_id]] = False
-    allowed[tokenizer.eos_id] = True  # some tokenizers close documents with one of those two
+    allowed = allowed_tokens(config, tokenizer)
     window = np.full((1, length), tokenizer.pad_id, np.int32)
     window[0, : len(prompt_ids)] = prompt_ids
     end = len(prompt_ids)

@@ -1,0 +1,157 @@
+"""Compressed convolutional attention that continues cached sequences.
+
+The same projections, mixing step and numbers as `zaya_jax.model.cca`. The stored columns stand in
+front of the new ones when the mixing step runs, so its convolutions and its value delay find what
+came before; what it computes for the stored columns themselves is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from kernels_pallas.cca import CCAWeights, cca_mix
+from zaya_jax.config import ModelConfig
+from zaya_jax.model import initialization
+from zaya_jax.model.linear import Linear
+
+
+class LayerState(NamedTuple):
+    """What a layer keeps of the tokens before the new ones; rows that begin have none."""
+
+    columns: Float[Array, "rows columns channels"]
+    delayed: Float[Array, "rows half_value"]
+
+
+class NewEntries(NamedTuple):
+    """What a layer adds to the cache."""
+
+    key: Float[Array, "rows seq kv_heads head_dim"]
+    value: Float[Array, "rows seq kv_heads head_dim"]
+    columns: Float[Array, "rows columns_and_seq channels"]  # old columns, then new ones
+    delayed: Float[Array, "rows columns_and_seq half_value"]  # the old value, then new ones
+
+
+class Past(NamedTuple):
+    """Cached keys and values, and which of them each new token sees."""
+
+    key: Float[Array, "rows past kv_heads head_dim"]
+    value: Float[Array, "rows past kv_heads head_dim"]
+    visible: Bool[Array, "rows seq past"]
+
+
+def cached_attention(
+    config: ModelConfig,
+    params: dict[str, Any],
+    x: Float[Array, "rows seq hidden"],
+    state: LayerState,
+    past: Past,
+    *,
+    begins: Bool[Array, " rows"],
+    cos: Float[Array, "rows columns_and_seq half_rotary"],
+    sin: Float[Array, "rows columns_and_seq half_rotary"],
+    visible: Bool[Array, "seq seq"],
+) -> tuple[Float[Array, "rows seq hidden"], NewEntries]:
+    """The block's output, and what to store.
+
+    Args:
+      config: architecture.
+      params: of one layer's attention.
+      x: normed residual stream of the new tokens.
+      state: see `LayerState`.
+      past: see `Past`.
+      begins: rows whose first token of all is among the new ones.
+      cos: RoPE cosines of the stored columns' positions, then of the new tokens.
+      sin: the sines.
+      visible: which new tokens each new token sees.
+    """
+
+    def project(name: str, features: int, inputs: Array) -> Array:
+        layer = Linear(
+            features=features,
+            use_bias=config.attention_bias,
+            kernel_init=initialization.zeros,
+            dtype=jnp.dtype(config.activation_dtype),
+        )
+        return layer.apply({"params": params[name]}, inputs)  # type: ignore[return-value]
+
+    half = config.kv_size // 2
+    query_key = [project("query", config.query_size, x), project("key", config.kv_size, x)]
+    current = project("value_current", half, x)
+    delayed = project("value_delayed", half, x)
+    delayed_bias = params["value_delayed"]["bias"] if config.attention_bias else None
+    stored = _stored(state, begins, delayed_bias, x.dtype)
+    columns = jnp.concatenate([stored.columns, jnp.concatenate(query_key, axis=-1)], axis=1)
+    width = stored.columns.shape[1]
+    before = ((0, 0), (width - 1, 0), (0, 0))
+    delayed = jnp.concatenate([jnp.pad(stored.delayed[:, None], before), delayed], axis=1)
+    query, key, value = cca_mix(
+        columns,
+        jnp.pad(current, ((0, 0), (width, 0), (0, 0))),
+        delayed,
+        _mixing_weights(params, delayed_bias),
+        cos=cos,
+        sin=sin,
+    )
+    query, key, value = query[:, width:], key[:, width:], value[:, width:]
+    attended = _attend(query, key, value, past, visible)
+    return project("output", config.hidden_size, attended), NewEntries(key, value, columns, delayed)
+
+
+def _stored(
+    state: LayerState, begins: Array, delayed_bias: Array | None, dtype: jnp.dtype
+) -> LayerState:
+    """The state, replaced by that of a sequence's start in rows that begin: zeros projected."""
+    start = jnp.zeros_like(state.delayed[:1])
+    if delayed_bias is not None:
+        start = delayed_bias.astype(jnp.float32)[None, :]
+    columns = jnp.where(begins[:, None, None], 0.0, state.columns)
+    delayed = jnp.where(begins[:, None], start, state.delayed)
+    return LayerState(columns.astype(dtype), delayed.astype(dtype))
+
+
+def _mixing_weights(params: dict[str, Any], delayed_bias: Array | None) -> CCAWeights:
+    return CCAWeights(
+        depthwise=params["depthwise_conv"],
+        depthwise_bias=params["depthwise_conv_bias"],
+        grouped=params["grouped_conv"],
+        grouped_bias=params["grouped_conv_bias"],
+        temperature=params["key_temperature"],
+        delayed_value_bias=delayed_bias,
+    )
+
+
+def _attend(
+    query: Array, key: Array, value: Array, past: Past, visible: Array
+) -> Float[Array, "rows seq query_size"]:
+    """Softmax over cached and new keys together, float32."""
+    rows, seq, query_heads, head_dim = query.shape
+    kv_heads = key.shape[2]
+    # [rows, seq, query_heads, head_dim] -> [rows, seq, kv_heads, group, head_dim]
+    query = query.reshape(rows, seq, kv_heads, query_heads // kv_heads, head_dim)
+    query = query * head_dim**-0.5
+
+    def scores(keys: Array, mask: Array) -> Array:
+        products = jnp.einsum("rthgd,rshd->rhgts", query, keys, preferred_element_type=jnp.float32)
+        return jnp.where(mask, products, -jnp.inf)
+
+    both = jnp.concatenate(
+        [
+            scores(past.key, past.visible[:, None, None]),
+            scores(key, visible[None, None, None]),
+        ],
+        axis=-1,
+    )
+    probabilities = jax.nn.softmax(both, axis=-1).astype(value.dtype)
+    split = past.key.shape[1]
+
+    def weighted(weights: Array, values: Array) -> Array:
+        return jnp.einsum("rhgts,rshd->rthgd", weights, values, preferred_element_type=jnp.float32)
+
+    attended = weighted(probabilities[..., :split], past.value)
+    attended = attended + weighted(probabilities[..., split:], value)
+    # [rows, seq, kv_heads, group, head_dim] -> [rows, seq, query_heads * head_dim]
+    return attended.astype(value.dtype).reshape(rows, seq, query_heads * head_dim)

@@ -1,0 +1,109 @@
+"""How large the engine is, and the shapes its programs are compiled for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from zaya_jax.config import ConfigError, LayerType, ModelConfig
+from zaya_jax.inference.cache import CacheShape
+
+_SHORT_CHUNK = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """Sizes of the engine.
+
+    Raises:
+      ConfigError: on construction, when a field breaks a rule.
+    """
+
+    slots: int = 16  # sequences that run at the same time
+    page_size: int = 16  # tokens in a page of the cache
+    cache_tokens: int = 32_768  # tokens that all sequences together may keep
+    prefill_chunk: int = 256  # most prompt tokens of a row in one dispatch
+    prefill_rows: int = 4  # most rows that take in prompts in one dispatch
+    decode_steps: int = 8  # most tokens of a row drawn in one dispatch
+    least_table: int = 4  # pages that every dispatch looks at; doubled as sequences need more
+    prefix_cache: bool = True  # remember pages of prompts and completions for later requests
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "prefix_cache" and (isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{field.name}={value!r}: must be a positive integer")
+        if self.cache_tokens < 2 * self.page_size:
+            raise ConfigError(
+                f"cache_tokens={self.cache_tokens}: must hold two pages of {self.page_size} tokens"
+            )
+
+    @property
+    def pages(self) -> int:
+        """Pages of the full layers."""
+        return self.cache_tokens // self.page_size
+
+    def cache_shape(self, config: ModelConfig) -> CacheShape:
+        """What to allocate."""
+        sliding = 0
+        if LayerType.SLIDING in config.layer_types:
+            sliding = self.slots * self.sliding_table(config, self.most_new_tokens)
+            sliding = max(sliding, self.pages) if self.prefix_cache else sliding
+        return CacheShape(self.slots, self.page_size, self.pages, sliding, self.prefix_cache)
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Most tokens that a dispatch adds to a sequence."""
+        return max(self.prefill_chunk, self.decode_steps)
+
+    def sliding_table(self, config: ModelConfig, new_tokens: int) -> int:
+        """Pages that hold a window and some new tokens, wherever they start."""
+        if config.sliding_window is None:
+            return 1
+        return -(-(config.sliding_window + new_tokens) // self.page_size) + 1
+
+    def row_bucket(self, rows: int, most: int) -> int:
+        """1, 4, 16, … rows, at most `most`."""
+        bucket = 1
+        while bucket < rows:
+            bucket *= 4
+        return min(bucket, most)
+
+    def token_bucket(self, tokens: int) -> int:
+        """Either a short chunk or a full one."""
+        short = min(self.prefill_chunk, max(_SHORT_CHUNK, self.prefill_chunk // 8))
+        return short if tokens <= short else self.prefill_chunk
+
+    def table_bucket(self, pages: int) -> int:
+        """`least_table` pages, twice, four times as many, …, at most all."""
+        bucket = self.least_table
+        while bucket < pages:
+            bucket *= 2
+        return min(bucket, self.pages)
+
+
+class WarmUpShapes(NamedTuple):
+    """(rows, pages) of decoding, (rows, pages, tokens) of taking in prompts."""
+
+    decode: list[tuple[int, int]]
+    prefill: list[tuple[int, int, int]]
+
+
+def warm_up_shapes(settings: EngineSettings, tokens: int) -> WarmUpShapes:
+    """Every shape that sequences of up to so many tokens can meet."""
+    most_pages = -(-tokens // settings.page_size)
+    tables = sorted({settings.table_bucket(pages) for pages in range(1, most_pages + 1)})
+
+    def row_buckets(most: int) -> list[int]:
+        return sorted({settings.row_bucket(rows, most) for rows in range(1, most + 1)})
+
+    chunks = sorted({settings.token_bucket(1), settings.prefill_chunk})
+    return WarmUpShapes(
+        decode=[(rows, table) for table in tables for rows in row_buckets(settings.slots)],
+        prefill=[
+            (rows, table, chunk)
+            for table in tables
+            for rows in row_buckets(settings.prefill_rows)
+            for chunk in chunks
+        ],
+    )
