@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -89,14 +90,23 @@ def _on_one_device() -> Any:
     return jax.device_get(_STEP(_state(), _batch()))
 
 
-def _on_mesh(sizes: dict[str, int]) -> Any:
-    mesh = build_mesh(
-        MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))]
-    )
+@functools.cache
+def _on_mesh(sizes: tuple[tuple[str, int], ...]) -> tuple[str, Any]:
+    """The compiled program as text, and what it computes."""
+    count = int(np.prod([size for _, size in sizes]))
+    mesh = build_mesh(MeshConfig(**{"data": 1} | dict(sizes)), jax.devices()[:count])
     placement = Placement(MODEL, mesh)
     state = jax.device_put(_state(), placement.shardings(_state()))
+    batch = placement.place_batch(_batch())
     with placement.in_force():
-        return jax.device_get(_STEP(state, placement.place_batch(_batch())))
+        compiled = _STEP.lower(state, batch).compile()
+    return compiled.as_text(), jax.device_get(compiled(state, batch))
+
+
+def _results(program: str, operation: str) -> set[str]:
+    """Shapes of the results of an operation, like `f32[2,24,16]`."""
+    pattern = rf"= \(?(\w+\[[\d,]*\])[^=]*? {operation}(?:-start)?\("
+    return set(re.findall(pattern, program))
 
 
 def test_the_batch_reaches_the_skip_class_and_several_experts():
@@ -110,7 +120,7 @@ def _name(sizes: dict[str, int]) -> str:
 
 
 def _check_mesh(sizes: dict[str, int]) -> None:
-    expected, found = _on_one_device(), _on_mesh(sizes)
+    expected, found = _on_one_device(), _on_mesh(tuple(sizes.items()))[1]
     for (path, left), right in zip(
         jax.tree_util.tree_flatten_with_path(expected)[0], jax.tree.leaves(found), strict=True
     ):
@@ -129,3 +139,31 @@ def test_a_step_on_several_axes_is_that_of_one_device(sizes: dict[str, int]):
 @pytest.mark.parametrize("sizes", SINGLE, ids=_name)
 def test_a_step_on_one_axis_is_that_of_one_device(sizes: dict[str, int]):
     _check_mesh(sizes)
+
+
+def test_tokens_travel_to_experts_and_halos_to_neighbours_and_no_sequence_is_gathered():
+    program, _ = _on_mesh(tuple(COMBINED[0].items()))
+    rows, tokens = BATCH // 4, BATCH // 4 * SEQ // 2
+    halo = MODEL.depthwise_conv_width + MODEL.grouped_conv_width - 2
+    channels = MODEL.query_size + MODEL.kv_size
+    assert any(
+        f"[{tokens}," in shape or f",{tokens}," in shape
+        for shape in _results(program, "all-to-all")
+    )
+    assert f"f32[{rows},{halo},{channels}]" in _results(program, "collective-permute")
+    gathered = _results(program, "all-gather")
+    assert f"f32[{rows},{SEQ},{MODEL.num_kv_heads},{MODEL.head_dim}]" in gathered
+    assert not any(f",{SEQ},{MODEL.hidden_size}]" in shape for shape in gathered)
+
+
+def test_parameters_are_gathered_one_layer_at_a_time():
+    program, _ = _on_mesh(tuple(COMBINED[1].items()))
+    experts, width = MODEL.num_experts // 2, MODEL.expert_intermediate_size // 2
+    gathered = _results(program, "all-gather")
+    assert f"f32[{experts},{MODEL.hidden_size},{width}]" in gathered
+    stacked = {
+        str(leaf.shape).replace(" ", "")[1:-1]
+        for leaf in jax.tree.leaves(_state().params["layers"])
+        if leaf.ndim > 2
+    }
+    assert not any(f"[{shape}]" in result for shape in stacked for result in gathered)
