@@ -224,10 +224,10 @@ def call(
 
 def load(ref: Any, *index: Any, mask: jax.Array | None = None) -> jax.Array:
     """Elements of ``ref`` at broadcast integer indices; 0 where the mask is False, nothing read."""
-    index = _broadcast(index)
     if mask is None:
-        return pallas_triton.load(ref.at[index])
-    mask = jnp.broadcast_to(mask, index[0].shape)
+        return pallas_triton.load(ref.at[_broadcast(index)])
+    index = _broadcast(index, mask.shape)
+    mask = _expand(mask, index[0].shape)
     return pallas_triton.load(ref.at[index], mask=mask, other=jnp.zeros((), ref.dtype))
 
 
@@ -243,9 +243,9 @@ def store(ref: Any, *index: Any, value: jax.Array, mask: jax.Array | None = None
     pallas_triton.store(ref.at[index], value, mask=mask)
 
 
-def _broadcast(index: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+def _broadcast(index: tuple[Any, ...], shape: tuple[int, ...] = ()) -> tuple[jax.Array, ...]:
     arrays = [jnp.asarray(i, jnp.int32) for i in index]
-    shape = jnp.broadcast_shapes(*(a.shape for a in arrays))
+    shape = jnp.broadcast_shapes(shape, *(a.shape for a in arrays))
     return tuple(_expand(a, shape) for a in arrays)
 
 
@@ -263,6 +263,12 @@ def dot(a: jax.Array, b: jax.Array, contract_a: int = 1, contract_b: int = 0) ->
         precision=jax.lax.Precision.HIGHEST if exact else None,
         preferred_element_type=jnp.float32,
     )
+
+
+def split_index(index: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder of an index that is not negative, inside a kernel."""
+    divisor = jnp.int32(size)
+    return jax.lax.div(index, divisor), jax.lax.rem(index, divisor)
 
 
 def power_of_two(size: int, least: int = 1) -> int:

@@ -27,6 +27,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas import backend
+from kernels_pallas.gpu import cca_mix as gpu
+
 # Smaller than any squared norm that matters, larger than 0: a zero vector stays zero, never NaN.
 _NORM_EPSILON = 1e-12
 
@@ -51,6 +54,7 @@ def cca_mix(
     cos: Float[Array, "batch seq half_rotary"],
     sin: Float[Array, "batch seq half_rotary"],
     segment_ids: Int[Array, "batch seq"] | None = None,
+    implementation: backend.Implementation = "auto",
 ) -> tuple[
     Float[Array, "batch seq query_heads head_dim"],
     Float[Array, "batch seq kv_heads head_dim"],
@@ -66,11 +70,17 @@ def cca_mix(
       cos: cosines of the RoPE angles, float32.
       sin: sines of the RoPE angles, float32.
       segment_ids: packed segments; None means one segment per row.
+      implementation: see `kernels_pallas.backend`.
 
     Returns:
       Queries, keys and values in the dtype of `query_key`. Convolution sums, means, norms and
       RoPE are float32.
     """
+    streams = (query_key, value_current, value_delayed)
+    refusals = gpu.refusals(*streams, weights)
+    target = backend.choose(implementation, "cca_mix", refusals)
+    if target is not None and query_key.size:
+        return gpu.mix(target, gpu.prepare(*streams, weights, cos, sin, segment_ids))
     dtype = query_key.dtype
     batch, seq, channels = query_key.shape
     head_dim = weights.grouped.shape[1]

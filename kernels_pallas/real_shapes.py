@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.cca import CCAWeights, cca_mix
 from kernels_pallas.flash_attention import flash_attention
 from kernels_pallas.norm import scaled_residual_norm
 
@@ -93,10 +94,27 @@ def _attention(name: str, queries: int, *, packed: bool) -> Case:
     return Case(name, function, tuple(arguments), kernels, (0, 1, 2))
 
 
+def _cca() -> Case:
+    channels, half, rotary = (QUERY_HEADS + KV_HEADS) * HEAD_DIM, KV_HEADS * HEAD_DIM // 2, 32
+
+    def function(query_key: Any, current: Any, delayed: Any, weights: Any, cos: Any, sin: Any):
+        return cca_mix(query_key, current, delayed, weights, cos=cos, sin=sin)
+
+    shapes = ((channels, 2), (channels,), (channels, HEAD_DIM, 2), (channels,), (KV_HEADS,))
+    make: Any = CCAWeights  # of shapes instead of arrays
+    weights = make(*(_array(*shape, dtype=jnp.float32) for shape in shapes), None)
+    angles = _array(1, TOKENS, rotary, dtype=jnp.float32)
+    value = _array(1, TOKENS, half)
+    arguments = (_array(1, TOKENS, channels), value, value, weights, angles, angles)
+    kernels = ("cca_forward", "cca_dy", "cca_du", "cca_dweights")
+    return Case("cca", function, arguments, kernels, (0, 1, 2, 3))
+
+
 def cases() -> tuple[Case, ...]:
     """Every operation."""
     return (
         _norm(),
         _attention("attention", TOKENS, packed=False),
         _attention("attention_packed", TOKENS, packed=True),
+        _cca(),
     )
