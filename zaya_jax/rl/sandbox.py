@@ -20,7 +20,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -98,14 +98,28 @@ class Sandbox:
         Raises:
           SandboxError: when the sandbox itself cannot start, which is no fault of the program.
         """
-        with contextlib.ExitStack() as stack:
-            if self.isolated:
-                return self._run_isolated(stack, source, stdin, arguments)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-")))
-            (folder / PROGRAM.name).write_text(source, encoding="utf-8")
-            command = unprotected_command(self.limits, folder / PROGRAM.name, self.packages)
-            outcome, _ = self._run([*command, *arguments], stdin, folder, ())
+        with self._prepared(source) as prepared:
+            outcome, killed = self._run([*prepared.command, *arguments], stdin, prepared)
+            if prepared.status is not None and not killed and not _has_ended(prepared.status):
+                raise SandboxError(
+                    "bubblewrap could not set up a sandbox: "
+                    f"{outcome.stderr.decode(errors='replace').strip() or 'no message'}"
+                )
             return outcome
+
+    @contextlib.contextmanager
+    def started(self, source: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A program that runs while the context lasts; no wall clock, no limit on its output."""
+        with self._prepared(source) as prepared:
+            process = _start(prepared.command, prepared)
+            try:
+                yield process
+            finally:
+                _kill(process)
+                for stream in (process.stdin, process.stdout, process.stderr):
+                    if stream is not None:
+                        with contextlib.suppress(BrokenPipeError):
+                            stream.close()
 
     def run_many(
         self, programs: Iterable[tuple[str, bytes]], *, workers: int | None = None
@@ -118,59 +132,71 @@ class Sandbox:
         with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
             return list(pool.map(lambda program: self.run(*program), programs))
 
-    def _run_isolated(
-        self, stack: contextlib.ExitStack, source: str, stdin: bytes, arguments: Sequence[str]
-    ) -> Outcome:
-        program = os.memfd_create("program")
-        stack.callback(os.close, program)
-        with open(program, "wb", closefd=False) as file:
-            file.write(source.encode("utf-8", errors="replace"))
-        os.lseek(program, 0, os.SEEK_SET)
-        status, status_writer = os.pipe()
-        stack.callback(os.close, status)
-        user = stack.enter_context(user_ids.borrowed()) if os.getuid() == 0 else None
-        command = bubblewrap_command(self.limits, program, status_writer, user, self.packages)
-        try:
-            outcome, killed = self._run(
-                [*command, *arguments], stdin, Path("/"), (program, status_writer)
-            )
-        finally:
-            os.close(status_writer)
-        if not killed and not _has_ended(status):
-            raise SandboxError(
-                "bubblewrap could not set up a sandbox: "
-                f"{outcome.stderr.decode(errors='replace').strip() or 'no message'}"
-            )
-        return outcome
+    @contextlib.contextmanager
+    def _prepared(self, source: str) -> Iterator[_Prepared]:
+        """The program where a process can reach it, and the command line that runs it."""
+        with contextlib.ExitStack() as stack:
+            if not self.isolated:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-")))
+                (folder / PROGRAM.name).write_text(source, encoding="utf-8")
+                command = unprotected_command(self.limits, folder / PROGRAM.name, self.packages)
+                yield _Prepared(command, folder, (), None)
+                return
+            program = os.memfd_create("program")
+            stack.callback(os.close, program)
+            with open(program, "wb", closefd=False) as file:
+                file.write(source.encode("utf-8", errors="replace"))
+            os.lseek(program, 0, os.SEEK_SET)
+            status, status_writer = os.pipe()
+            stack.callback(os.close, status)
+            stack.callback(os.close, status_writer)
+            user = stack.enter_context(user_ids.borrowed()) if os.getuid() == 0 else None
+            command = bubblewrap_command(self.limits, program, status_writer, user, self.packages)
+            yield _Prepared(command, Path("/"), (program, status_writer), status)
 
     def _run(
-        self, command: Sequence[str], stdin: bytes, folder: Path, descriptors: tuple[int, ...]
+        self, command: Sequence[str], stdin: bytes, prepared: _Prepared
     ) -> tuple[Outcome, bool]:
         """The outcome, and whether we ended the program."""
         start = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env={},
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
+        process = _start(command, prepared)
         try:
             streams = exchange(
                 process, stdin, start + self.limits.wall_seconds, self.limits.output_bytes
             )
         finally:
-            # Kills what is left: bubblewrap takes its namespace along.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
         verdict, exit_code = _verdict(process.returncode, streams.timed_out, streams.flooded)
         seconds = time.monotonic() - start
         outcome = Outcome(verdict, exit_code, streams.stdout, streams.stderr, seconds)
         return outcome, streams.timed_out or streams.flooded
+
+
+class _Prepared(NamedTuple):
+    command: list[str]
+    folder: Path
+    descriptors: tuple[int, ...]  # for the program's set-up
+    status: int | None  # where bubblewrap reports
+
+
+def _start(command: Sequence[str], prepared: _Prepared) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=prepared.folder,
+        env={},
+        pass_fds=prepared.descriptors,
+        start_new_session=True,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends what is left: bubblewrap takes its namespace along."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _verdict(returncode: int, timed_out: bool, flooded: bool) -> tuple[Verdict, int]:
@@ -186,5 +212,9 @@ def _verdict(returncode: int, timed_out: bool, flooded: bool) -> tuple[Verdict, 
 
 def _has_ended(status: int) -> bool:
     """Whether bubblewrap reported that the program itself ended, rather than its own set-up."""
-    text = os.read(status, 65_536).decode()
+    os.set_blocking(status, False)
+    try:
+        text = os.read(status, 65_536).decode()
+    except BlockingIOError:
+        return False
     return any("exit-code" in json.loads(line) for line in text.splitlines())

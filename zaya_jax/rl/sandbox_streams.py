@@ -82,3 +82,25 @@ def _readable(selector: selectors.BaseSelector) -> bool:
     """Whether a stream of an ended process has more to read right now."""
     events = selector.select(0)
     return any(mask & selectors.EVENT_READ for _, mask in events)
+
+
+def read_line(stream: IO[bytes], unread: bytearray, seconds: float) -> bytes:
+    """The next line of a stream; bytes after it stay in `unread` for the next call.
+
+    Raises:
+      OSError: when the stream ends or the time is up before the line is complete.
+    """
+    deadline = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while b"\n" not in unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError(f"no answer for {seconds:g} s")
+            data = os.read(stream.fileno(), CHUNK)
+            if not data:
+                raise BrokenPipeError("it ended without an answer")
+            unread += data
+    line, _, rest = bytes(unread).partition(b"\n")
+    unread[:] = rest
+    return line

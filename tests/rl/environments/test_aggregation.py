@@ -1,0 +1,77 @@
+"""Aggregation prompts: what is shown of earlier responses, and who scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rl.environments.test_protocol import Echo
+from zaya_jax.rl.environments.aggregation import (
+    AggregationConfig,
+    AggregationEnvironment,
+    CandidateView,
+    aggregation_prompt,
+)
+from zaya_jax.rl.environments.protocol import BrokenEnvironmentError
+from zaya_jax.rl.errors import RLError
+
+RESPONSES = [f"<think>one two three n{i}</think><answer>{i}</answer>" for i in range(5)]
+UNFINISHED = "<think>never ends"
+
+
+def encode(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def environment(
+    view: CandidateView, responses: list[str] = RESPONSES, **fields: int
+) -> AggregationEnvironment:
+    config = AggregationConfig(view=view, **fields)
+    return AggregationEnvironment(Echo(), {(0, 3): responses}, config, encode=encode, decode=decode)
+
+
+def test_tails_are_the_ends_of_the_thinking_drawn_without_replacement() -> None:
+    made = environment(CandidateView.TAIL, candidates=4, tail_tokens=8)
+    problem = made.sample(0, 11)
+    shown = [line for line in problem.prompt.splitlines() if line.startswith("three n")]
+    assert len(shown) == len(set(shown)) == 0 or all(s in problem.prompt for s in shown)
+    tails = [f"three n{i}"[-8:] for i in range(5)]
+    assert sum(tail in problem.prompt for tail in tails) == 4
+    assert "one" not in problem.prompt.replace("one another", "").split("## Attempt 1")[1]
+    assert "<answer>" not in problem.prompt
+    assert problem == made.sample(0, 11)
+    assert len({made.sample(0, seed).prompt for seed in range(20)}) > 1
+
+
+def test_a_tail_as_long_as_the_thinking_shows_all_of_it() -> None:
+    problem = environment(CandidateView.TAIL, tail_tokens=1_000).sample(0, 0)
+    assert problem.prompt.count("one two three") == 4
+
+
+def test_answers_are_shown_of_finished_candidates_only() -> None:
+    problem = environment(CandidateView.ANSWER, [*RESPONSES, UNFINISHED]).sample(0, 0)
+    assert problem.prompt.count("<answer>") == 5
+    assert "never ends" not in problem.prompt
+    assert "## Attempt 6" not in problem.prompt
+    with pytest.raises(BrokenEnvironmentError, match="no finished candidate"):
+        environment(CandidateView.ANSWER, [UNFINISHED]).sample(0, 0)
+
+
+def test_the_inner_environment_scores() -> None:
+    made = environment(CandidateView.TAIL)
+    problem = made.sample(0, 1)
+    assert made.score(problem, "<answer>7</answer>").reward == 1
+    assert made.score(problem, "<answer>8</answer>").reward == 0
+    assert problem.source == "echo+tail"
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(RLError, match="candidates=0"):
+        AggregationConfig(candidates=0)
+    with pytest.raises(RLError, match="at least 1 candidate"):
+        aggregation_prompt("p", [])
+    with pytest.raises(BrokenEnvironmentError, match="no candidates at difficulty 4"):
+        environment(CandidateView.TAIL).sample(4, 0)

@@ -1,0 +1,1 @@
+"""Environments that verify themselves: each samples problems and scores responses."""
