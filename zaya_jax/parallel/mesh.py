@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array
 
 from zaya_jax.config import ConfigError, ModelConfig
@@ -82,7 +82,9 @@ def partition_spec(axes: Sequence[str], rules: dict[str, str] | None = None) -> 
     return PartitionSpec(*split)
 
 
-def check_model_fits(mesh: Mesh, model: ModelConfig, *, batch: int, sequence: int) -> None:
+def check_model_fits(
+    mesh: Mesh | AbstractMesh, model: ModelConfig, *, batch: int, sequence: int
+) -> None:
     """Refuses a mesh whose axes do not divide what they split.
 
     Raises:

@@ -20,6 +20,7 @@ from zaya_jax.model_size import (
 from zaya_jax.optimizer.groups import optimizer_groups
 from zaya_jax.optimizer.schedules import balancing_schedule, learning_rate_schedule
 from zaya_jax.optimizer.settings import OptimizerKind
+from zaya_jax.training.placement import plan_placement
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import abstract_batch, abstract_state
@@ -35,9 +36,17 @@ def plan(config: RunConfig) -> dict[str, Any]:
     learning_rate_schedule(config.optimizer, config.train.steps)
     balancing_schedule(config.optimizer, config.train.steps)
     is_muon = config.optimizer.kind is OptimizerKind.MUON
-    state, batch = abstract_state(config), abstract_batch(config.data)
+    placement = plan_placement(
+        config.mesh,
+        config.model,
+        batch_size=config.data.batch_size // config.train.microbatches,
+        sequence_length=config.data.sequence_length,
+    )
+    state = placement.abstract(abstract_state(config))
+    batch = placement.abstract_batch(abstract_batch(config.data))
     step = jax.jit(functools.partial(train_step, config), donate_argnums=0)
-    lowered = step.lower(state, batch)
+    with placement.in_force():
+        lowered = step.trace(state, batch).lower(lowering_platforms=(jax.default_backend(),))
     sequence = config.data.sequence_length
     tokens_per_step = config.data.batch_size * sequence
     return {
@@ -53,6 +62,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
             "training per step": training_flops_per_token(config.model, sequence) * tokens_per_step,
         },
         "tokens": {"per step": tokens_per_step, "whole run": tokens_per_step * config.train.steps},
+        "mesh": {} if placement.mesh is None else dict(placement.mesh.shape),
         "bytes_per_device": {
             "parameters": _bytes(state.params),
             "gradients": _bytes(state.params),
@@ -73,6 +83,10 @@ def describe(plan: dict[str, Any]) -> str:
     lines += [f"  {name:<22}{count:>22.4g}" for name, count in plan["flops"].items()]
     lines += ["tokens"]
     lines += [f"  {name:<22}{count:>22,}" for name, count in plan["tokens"].items()]
+    if plan["mesh"]:
+        count = math.prod(plan["mesh"].values())
+        axes = ", ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
+        lines += [f"mesh of {count:,} devices: {axes}"]
     memory = plan["bytes_per_device"]
     lines += ["memory of one device, activations not counted"]
     lines += [f"  {name:<22}{_readable(size):>22}" for name, size in memory.items()]
@@ -85,7 +99,13 @@ def describe(plan: dict[str, Any]) -> str:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Of what one device holds of the leaves."""
+    return sum(math.prod(_part(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _part(leaf: Any) -> tuple[int, ...]:
+    sharding = getattr(leaf, "sharding", None)
+    return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
 def _readable(size: int) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.parallel.mesh import TOKENS, build_mesh, check_model_fits
-from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.training.shardings import tree_shardings
 
 
@@ -22,11 +23,15 @@ class Placement:
     """The devices of a run."""
 
     model: ModelConfig
-    mesh: Mesh | None  # None: one device
+    mesh: Mesh | AbstractMesh | None  # None: one device; abstract: for sizes and lowering only
 
     def in_force(self) -> AbstractContextManager[Any]:
         """What is traced inside of it exchanges data over the mesh."""
-        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+        if self.mesh is None:
+            return contextlib.nullcontext()
+        if isinstance(self.mesh, AbstractMesh):
+            return jax.sharding.use_abstract_mesh(self.mesh)
+        return jax.set_mesh(self.mesh)
 
     def shardings(self, tree: Any) -> Any:
         """For `out_shardings`: of a tree with parameters or optimiser state. None: unsaid."""
@@ -70,5 +75,27 @@ def choose_placement(
     mesh = build_mesh(config)
     if mesh.size == 1:
         return Placement(model, None)
+    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
+    return Placement(model, mesh)
+
+
+def plan_placement(
+    config: MeshConfig, model: ModelConfig, *, batch_size: int, sequence_length: int
+) -> Placement:
+    """The same for devices that need not be there: as many as the sizes of the mesh ask for.
+
+    An axis of -1 takes what this machine's devices leave, at least 1.
+
+    Raises:
+      ConfigError: when mesh, model and batch do not fit together.
+    """
+    fixed = math.prod(max(getattr(config, axis), 1) for axis in MESH_AXES)
+    has_rest = -1 in (getattr(config, axis) for axis in MESH_AXES)
+    present = jax.device_count() if has_rest else fixed
+    sizes = config.sizes(present if present % fixed == 0 else fixed)
+    if math.prod(sizes.values()) == 1:
+        return Placement(model, None)
+    kinds = (AxisType.Auto,) * len(MESH_AXES)
+    mesh = AbstractMesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds)
     check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
     return Placement(model, mesh)

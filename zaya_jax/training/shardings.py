@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from zaya_jax.checkpoint.layouts import transformers_layout
 from zaya_jax.config import ModelConfig
@@ -17,7 +17,7 @@ def variable_specs(config: ModelConfig) -> dict[tuple[str, ...], PartitionSpec]:
     return {rule.path: partition_spec(rule.axes) for rule in transformers_layout(config)}
 
 
-def tree_shardings(tree: Any, config: ModelConfig, mesh: Mesh) -> Any:
+def tree_shardings(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """A sharding for every leaf of a tree that holds parameters or things shaped like them.
 
     A leaf whose path ends like a parameter's is split as the parameter is (so are an optimiser's
