@@ -13,8 +13,9 @@ grouped forms do the work once per token and drop no token:
   per row count, whose dynamic trip count is the number of experts that need it. Rows read past a
   group's end belong to the next groups, which overwrite them afterwards, so nothing is masked in
   the forward pass. Loops rather than ``lax.switch``: a conditional copies the whole output.
-* ``ragged_dot`` (GPUs). ``jax.lax.ragged_dot`` on the sorted tokens. On CPUs XLA lowers it to
-  dense work over all experts.
+* ``ragged_dot``. ``jax.lax.ragged_dot`` on the sorted tokens. On CPUs XLA lowers it to dense work
+  over all experts.
+* ``pallas`` (GPUs). The kernels of `kernels_pallas.expert_matmul`.
 
 Shapes: x [T, H], gate_up [E, 2F, H] (gate rows first), down [E, H, F]. Every product accumulates in
 float32; ``silu(g) * u`` is rounded to ``x.dtype`` before the second product.
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas import backend, expert_matmul
 from kernels_pallas.expert_dispatch import (
     Groups,
     group_tokens,
@@ -43,7 +45,7 @@ from kernels_pallas.expert_dispatch import (
 )
 
 Dispatch = Literal["dense", "grouped"]
-Implementation = Literal["auto", "bucketed", "ragged_dot"]
+Implementation = Literal["auto", "pallas", "xla", "bucketed", "ragged_dot"]
 
 
 def expert_mlp(
@@ -66,8 +68,9 @@ def expert_mlp(
         than ``x`` are cast for the products; their gradients return in their own dtype.
       down: the output projection.
       dispatch: ``"dense"`` (oracle, E times the work) or ``"grouped"``; the same numbers.
-      implementation: of ``"grouped"``; ``"auto"`` is ``"bucketed"`` where the default backend is a
-        CPU and ``"ragged_dot"`` elsewhere. ``"bucketed"`` supports reverse mode, once.
+      implementation: of ``"grouped"``; ``"auto"`` and ``"pallas"`` as in `kernels_pallas.backend`,
+        ``"xla"`` is ``"bucketed"`` where the default backend is a CPU and ``"ragged_dot"``
+        elsewhere. ``"bucketed"`` and ``"pallas"`` support reverse mode, once.
 
     Returns:
       ``[tokens, hidden]`` in ``x.dtype``.
@@ -82,14 +85,19 @@ def expert_mlp(
         return _dense(x, class_index, gate, gate_up, down)
     if dispatch != "grouped":
         raise ValueError(f"dispatch = {dispatch!r}: must be 'dense' or 'grouped'")
-    if implementation == "auto":
+    if implementation in ("auto", "pallas", "xla"):
+        refusals = expert_matmul.refusals(x, gate_up, down)
+        target = backend.choose(implementation, "expert_mlp", refusals)
+        if target is not None:
+            return expert_matmul.expert_matmul(target, x, class_index, gate, gate_up, down)
         implementation = "bucketed" if jax.default_backend() == "cpu" else "ragged_dot"
     if implementation == "bucketed":
         return _bucketed(x, class_index, gate, gate_up, down)
     if implementation == "ragged_dot":
         return _ragged(x, class_index, gate, gate_up, down)
     raise ValueError(
-        f"implementation = {implementation!r}: must be 'auto', 'bucketed' or 'ragged_dot'"
+        f"implementation = {implementation!r}: must be 'auto', 'pallas', 'xla', 'bucketed' or "
+        "'ragged_dot'"
     )
 
 

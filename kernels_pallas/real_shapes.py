@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.expert_mlp import expert_mlp
 from kernels_pallas.flash_attention import flash_attention
 from kernels_pallas.norm import scaled_residual_norm
 
 TOKENS, HIDDEN = 4096, 2048
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
+EXPERTS, EXPERT_WIDTH = 16, 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,22 @@ def _cca() -> Case:
     return Case("cca", function, arguments, kernels, (0, 1, 2, 3))
 
 
+def _experts() -> Case:
+    def function(x: Any, class_index: Any, gate: Any, gate_up: Any, down: Any) -> Any:
+        return expert_mlp(x, class_index, gate, gate_up, down, dispatch="grouped")
+
+    arguments = (
+        _array(TOKENS, HIDDEN),
+        _array(TOKENS, dtype=jnp.int32),
+        _array(TOKENS, dtype=jnp.float32),
+        _array(EXPERTS, 2 * EXPERT_WIDTH, HIDDEN, dtype=jnp.float32),
+        _array(EXPERTS, HIDDEN, EXPERT_WIDTH, dtype=jnp.float32),
+    )
+    names = ("gate_up", "down", "dgate_up", "dx", "dweights")
+    kernels = tuple(f"expert_{name}" for name in names)
+    return Case("experts", function, arguments, kernels, (0, 2, 3, 4))
+
+
 def cases() -> tuple[Case, ...]:
     """Every operation."""
     return (
@@ -117,4 +135,5 @@ def cases() -> tuple[Case, ...]:
         _attention("attention", TOKENS, packed=False),
         _attention("attention_packed", TOKENS, packed=True),
         _cca(),
+        _experts(),
     )
