@@ -35,7 +35,9 @@ from zaya_jax.checkpoint.layouts import LAYOUTS, variables_from_tensors
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager
 from zaya_jax.checkpoint.manifest import find_damage
+from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.settings import CheckpointConfig
+from zaya_jax.checkpoint.skip_bias import SkipBias
 from zaya_jax.config import ModelConfig
 
 BIASES = TINY.replace(attention_bias=True, head_bias=True, tie_embeddings=False)
@@ -170,8 +172,7 @@ def test_only_matrices_are_narrowed(source: str, target: str, through: str, tmp_
     if through == "orbax":
         convert(folder, tmp_path / "orbax", dtype=target)
         folder = tmp_path / "orbax"
-        _, variables = load_checkpoint(folder)
-        assert variables["params"]["embedding"].dtype == target
+        assert open_checkpoint(folder).leaves["params", "embedding"].dtype == target
     convert(folder, tmp_path / "done", layout="transformers", dtype=target)
     assert json.loads((tmp_path / "done" / "config.json").read_text())["dtype"] == target
     for name, tensor in read_folder(tmp_path / "done").items():
@@ -238,11 +239,39 @@ def test_a_training_run_is_exported_with_its_tokenizer(tmp_path: Path):
     save_run(tmp_path / "run", variables, SLIDING, {"data": {"tokenizer": "zaya_demo_8k"}})
     for number, source in enumerate([tmp_path / "run", tmp_path / "run" / "checkpoints" / "7"]):
         target = tmp_path / f"exported{number}"
-        convert(source, target)
+        done = convert(source, target, skip_bias=SkipBias.KEEP)
+        assert "transformers makes it -1 on loading" in done.notes[0]
         assert_same_bytes(read_folder(target), tensors)
         assert json.loads((target / "tokenizer.json").read_text())["model"]["type"] == "BPE"
         keys = json.loads((target / "config.json").read_text())
         assert (keys["pad_token_id"], keys["eos_token_id"], keys["bos_token_id"]) == (0, 1, 2)
+
+
+def test_an_exported_run_chooses_the_same_classes_after_transformers_has_loaded_it(tmp_path: Path):
+    """Its skip biases become -1 and the others move along; a release's are left as they are."""
+    tensors = random_tensors("transformers", TINY)
+    variables = variables_from_tensors(LAYOUTS["transformers"].rules(TINY), TINY, tensors)
+    save_run(tmp_path / "run", variables, TINY, {})
+    done = convert(tmp_path / "run", tmp_path / "exported")
+    assert "moved together" in done.notes[0]
+    found = read_folder(tmp_path / "exported")
+    for name, tensor in tensors.items():
+        if not name.endswith("balancing_biases"):
+            assert found[name].tobytes() == tensor.tobytes()
+            continue
+        assert found[name][-1] == -1.0
+        expected = tensor.astype(np.float64) - tensor[-1] - 1.0
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
+    convert(tmp_path / "run", tmp_path / "old", layout="zyphra")
+    assert_same_bytes(read_folder(tmp_path / "old"), random_tensors("zyphra", TINY))
+
+    source = write_folder(tmp_path / "source", new_keys(), tensors)
+    kept = convert(source, tmp_path / "kept", layout="transformers")
+    assert "--skip-bias shift" in kept.notes[0]
+    assert_same_bytes(read_folder(tmp_path / "kept"), tensors)
+    moved = convert(source, tmp_path / "moved", layout="transformers", skip_bias=SkipBias.SHIFT)
+    assert "moved together" in moved.notes[0]
+    assert_same_bytes(read_folder(tmp_path / "moved"), found)
 
 
 def test_a_run_that_began_from_a_release_hands_its_tokenizer_on(tmp_path: Path):

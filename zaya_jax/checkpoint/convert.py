@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 import sys
@@ -40,6 +42,7 @@ from zaya_jax.checkpoint.reader import (
     common_block,
     grown_block,
 )
+from zaya_jax.checkpoint.skip_bias import SkipBias, differing_layers, shifted
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision
 from zaya_jax.checkpoint.unfinished import finished_folder
 
@@ -73,6 +76,7 @@ def convert(
     layout: str | None = None,
     dtype: str | None = None,
     max_shard_bytes: int = _SHARD_BYTES,
+    skip_bias: SkipBias | None = None,
     show_progress: bool = False,
 ) -> Conversion:
     """Converts the checkpoint at `source` into a new folder `target`.
@@ -86,6 +90,8 @@ def convert(
         biases are never narrowed, balancing biases become float32. None: all bytes stay as they
         are, except that balancing biases are always float32 in an Orbax checkpoint.
       max_shard_bytes: largest safetensors file.
+      skip_bias: see `checkpoint.skip_bias`; None: "shift" when a checkpoint that was trained here
+        is made into a folder for transformers, else "keep".
       show_progress: on standard error.
 
     Raises:
@@ -102,25 +108,44 @@ def convert(
     dtypes = {
         path: _target_dtype(reader, leaf, layout, dtype) for path, leaf in reader.leaves.items()
     }
-    sizes = {path: math.prod(leaf.shape) * dtypes[path].itemsize for path, leaf in _items(reader)}
-    nbytes = sum(sizes.values())
+    replaced, notes = _balancing(reader, layout, skip_bias)
+    dtypes |= {path: array.dtype for path, array in replaced.items()}
+    nbytes = sum(
+        math.prod(leaf.shape) * dtypes[path].itemsize for path, leaf in reader.leaves.items()
+    )
+    label = f"converting {source.name}"
     with finished_folder(target, nbytes + _ROOM_FOR_SMALL_FILES) as folder:
-        if layout == ORBAX:
-            _write_orbax(reader, folder, dtypes, nbytes, show_progress)
-        else:
-            _write_hub(reader, folder, layout, dtypes, nbytes, max_shard_bytes, show_progress)
+        writer, finish = _open_writer(reader, folder, layout, dtypes, max_shard_bytes)
+        with contextlib.closing(writer), Progress(label, nbytes, shown=show_progress) as progress:
+            _copy_leaves(reader, writer, dtypes, replaced, progress.advance)
+            finish()
     return Conversion(
         reader.layout,
         layout,
         reader.parameter_count,
         nbytes,
         list(reader.companions),
-        reader.notes,
+        [*reader.notes, *notes],
     )
 
 
-def _items(reader: Reader) -> Iterator[tuple[LeafPath, Leaf]]:
-    yield from reader.leaves.items()
+def _open_writer(
+    reader: Reader,
+    folder: Path,
+    layout: str,
+    dtypes: dict[LeafPath, np.dtype],
+    max_shard_bytes: int,
+) -> tuple[Writer, Callable[[], None]]:
+    """The writer of a layout, and what to call when all tensors are written."""
+    if layout == ORBAX:
+        arrays = {path: (leaf.shape, dtypes[path]) for path, leaf in reader.leaves.items()}
+        orbax = OrbaxWriter(folder, arrays)
+        return orbax, functools.partial(_finish_orbax, reader, orbax)
+    names = LAYOUTS[layout]
+    matrices = dtypes["params", "embedding"].name
+    keys = hub_config_keys(reader.config, names, reader.carried, matrices)
+    hub = HubWriter(folder, reader.config, names.rules(reader.config), dtypes, max_shard_bytes)
+    return hub, functools.partial(hub.finish, keys, reader.companions)
 
 
 def _target_dtype(reader: Reader, leaf: Leaf, layout: str, dtype: str | None) -> np.dtype:
@@ -138,18 +163,30 @@ def _target_dtype(reader: Reader, leaf: Leaf, layout: str, dtype: str | None) ->
     return max(leaf.dtype, wanted, key=lambda candidate: candidate.itemsize)
 
 
-def _write_orbax(
-    reader: Reader, folder: Path, dtypes: dict[LeafPath, np.dtype], nbytes: int, shown: bool
-) -> None:
-    arrays = {path: (leaf.shape, dtypes[path]) for path, leaf in reader.leaves.items()}
-    writer = OrbaxWriter(folder, arrays)
-    _copy_leaves(reader, writer, dtypes, nbytes, shown)
+def _balancing(
+    reader: Reader, layout: str, choice: SkipBias | None
+) -> tuple[dict[LeafPath, np.ndarray], list[str]]:
+    """Balancing biases to write instead of the stored ones, if any, and remarks about them."""
+    path = ("balancing", "biases")
+    biases = reader.read_leaf(path)
+    count = differing_layers(biases)
+    if layout != TRANSFORMERS.name or not count:
+        return {}, []
+    choice = choice or (SkipBias.SHIFT if reader.is_trained_here else SkipBias.KEEP)
+    what = f"the skip class's balancing bias is not -1 in {count} layers; transformers makes it -1"
+    if choice is SkipBias.KEEP:
+        return {}, [f"{what} on loading, which changes routing; --skip-bias shift prevents that"]
+    note = f"{what}, so all biases of these layers were moved together; routing is unchanged"
+    return {path: shifted(biases)}, [note]
+
+
+def _finish_orbax(reader: Reader, writer: OrbaxWriter) -> None:
+    """Files that travel along, and all descriptions."""
     for name, path in reader.companions.items():
         writer.add_file(f"{RELEASED}/{name}", path)
-    if (reader.path / CONFIG_FILE).is_file():
-        writer.add_file(f"{RELEASED}/{CONFIG_FILE}", reader.path / CONFIG_FILE)
-    elif (reader.path / RELEASED / CONFIG_FILE).is_file():
-        writer.add_file(f"{RELEASED}/{CONFIG_FILE}", reader.path / RELEASED / CONFIG_FILE)
+    for folder in (reader.path, reader.path / RELEASED):
+        if (folder / CONFIG_FILE).is_file():
+            writer.add_file(f"{RELEASED}/{CONFIG_FILE}", folder / CONFIG_FILE)
     writer.finish(
         {
             "config": {"model": reader.config.to_dict()},
@@ -158,33 +195,17 @@ def _write_orbax(
     )
 
 
-def _write_hub(
-    reader: Reader,
-    folder: Path,
-    layout: str,
-    dtypes: dict[LeafPath, np.dtype],
-    nbytes: int,
-    max_shard_bytes: int,
-    shown: bool,
-) -> None:
-    rules = LAYOUTS[layout].rules(reader.config)
-    matrices = dtypes["params", "embedding"].name
-    keys = hub_config_keys(reader.config, LAYOUTS[layout], reader.carried, matrices)
-    writer = HubWriter(folder, reader.config, rules, dtypes, max_shard_bytes)
-    try:
-        _copy_leaves(reader, writer, dtypes, nbytes, shown)
-        writer.finish(keys, reader.companions)
-    finally:
-        writer.close()
-
-
 def _copy_leaves(
-    reader: Reader, writer: Writer, dtypes: dict[LeafPath, np.dtype], nbytes: int, shown: bool
+    reader: Reader,
+    writer: Writer,
+    dtypes: dict[LeafPath, np.dtype],
+    replaced: dict[LeafPath, np.ndarray],
+    advance: Callable[[int], None],
 ) -> None:
     """Reads, checks, casts and writes all blocks, a few at a time."""
 
     def copy(path: LeafPath, index: Index) -> int:
-        block = reader.read(path, index)
+        block = replaced[path][index] if path in replaced else reader.read(path, index)
         check_finite(reader, path, index, block)
         cast = block.astype(dtypes[path], copy=False)
         if cast is not block:
@@ -195,9 +216,7 @@ def _copy_leaves(
         reader.release()
         return size
 
-    label = f"converting {reader.path.name}"
-    with Progress(label, nbytes, shown=shown) as progress:
-        _run_bounded(copy, _all_blocks(reader, writer), progress.advance)
+    _run_bounded(copy, _all_blocks(reader, writer), advance)
 
 
 def _all_blocks(reader: Reader, writer: Writer) -> Iterator[tuple[int, LeafPath, Index]]:
@@ -272,6 +291,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-shard-size", type=parse_size, default=_SHARD_BYTES, help="default: 5GB"
     )
+    parser.add_argument(
+        "--skip-bias",
+        type=SkipBias,
+        choices=tuple(SkipBias),
+        help="balancing biases for transformers: keep, or shift so that the skip class has -1; "
+        "default: shift for what was trained here",
+    )
     options = parser.parse_args(argv)
     if options.direction == "hf-to-orbax" and options.layout not in (None, ORBAX):
         parser.error(f"hf-to-orbax makes an Orbax checkpoint, not --layout {options.layout}")
@@ -284,6 +310,7 @@ def main(argv: Sequence[str]) -> int:
         layout=options.layout or default.get(options.direction),
         dtype=options.dtype,
         max_shard_bytes=options.max_shard_size,
+        skip_bias=options.skip_bias,
         show_progress=True,
     )
     for note in done.notes:

@@ -52,6 +52,7 @@ class HubReader(Reader):
         _check_names(folder, self.rules, hub.model, self._tensors)
         self.leaves = {rule.path: self._checked_leaf(rule) for rule in self.rules}
         self.carried = hub.carried
+        self.is_trained_here = False
         self.notes = []
         if hub.unused:
             self.notes.append(f"{CONFIG_FILE}: keys of unknown meaning: {', '.join(hub.unused)}")

@@ -59,6 +59,7 @@ class OrbaxReader(Reader):
         released = _released_folder(folder, metadata)
         self.companions = find_companions(released) if released else _run_tokenizer(metadata)
         self.carried = _carried_keys(released, self.companions)
+        self.is_trained_here = RELEASED_BALANCING not in metadata
         self.notes = []
         balancing = metadata.get(RELEASED_BALANCING, "float32")
         self.released_balancing = ts.dtype(balancing).numpy_dtype

@@ -49,6 +49,7 @@ class Reader(abc.ABC):
       carried: keys of the released config.json that are no part of the architecture.
       notes: remarks for the user, one line each.
       released_balancing: dtype that the balancing biases have, or had, in the released files.
+      is_trained_here: whether it is a checkpoint of a run, rather than a release converted.
       companions: tokenizer files and the like, by the name they have in a released folder.
     """
 
@@ -60,6 +61,7 @@ class Reader(abc.ABC):
     carried: dict[str, Any]
     notes: list[str]
     released_balancing: np.dtype
+    is_trained_here: bool
     companions: dict[str, Path]
 
     @abc.abstractmethod
