@@ -27,6 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas import backend, head_statistics
+
 
 class LinearCrossEntropy(NamedTuple):
     """Sums over tokens, float32 scalars. Divide by ``weight_sum`` for means."""
@@ -79,6 +81,7 @@ def linear_cross_entropy(
     *,
     z_loss_weight: float = 0.0,
     chunk_size: int = 512,
+    implementation: backend.Implementation = "auto",
 ) -> LinearCrossEntropy:
     """Cross entropy of ``hidden @ weight.T + bias`` against ``targets``, chunk by chunk.
 
@@ -93,7 +96,8 @@ def linear_cross_entropy(
         is ignored, in its own gradient too.
       z_loss_weight: factor of the squared log-partition in each token's loss; a Python number.
       chunk_size: most tokens whose logits exist at once. The sums do not depend on it beyond
-        rounding.
+        rounding. The Pallas form has tiles instead.
+      implementation: see `kernels_pallas.backend`.
 
     Returns:
       Sums over tokens. ``loss_sum`` contains the z-loss and carries the gradients. A target counts
@@ -115,7 +119,31 @@ def linear_cross_entropy(
         raise ValueError(
             f"targets {targets.shape} and token_weights {token_weights.shape} must be ({tokens},)"
         )
+    refusals = head_statistics.refusals(hidden, weight)
+    target = backend.choose(implementation, "linear_cross_entropy", refusals)
+    if target is not None:
+        found = head_statistics.head_statistics(target, hidden, weight, bias, targets)
+        return _sums(found, token_weights, float(z_loss_weight))
     return _fused(float(z_loss_weight), chunk_size, hidden, weight, bias, targets, token_weights)
+
+
+def _sums(
+    found: head_statistics.Statistics, token_weights: jax.Array, z_loss_weight: float
+) -> LinearCrossEntropy:
+    """The sums from what the kernels say of every token's logits."""
+    used = token_weights != 0
+    w = token_weights.astype(jnp.float32)
+    # The inner select keeps an ignored token's NaN out of the gradient as well.
+    own = jnp.where(used, found.target, 0.0)
+    z_loss = z_loss_weight * jnp.square(found.log_sum)
+    loss = jnp.where(used, found.log_sum - own + z_loss, 0.0)
+    correct = jnp.where(used & (found.target > found.best_other), w, 0.0)
+    return LinearCrossEntropy(
+        loss_sum=jnp.sum(w * loss),
+        z_loss_sum=lax.stop_gradient(jnp.sum(jnp.where(used, w * z_loss, 0.0))),
+        correct_sum=lax.stop_gradient(jnp.sum(correct)),
+        weight_sum=jnp.sum(w),
+    )
 
 
 class _Chunk(NamedTuple):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.cross_entropy import linear_cross_entropy
 from kernels_pallas.expert_mlp import expert_mlp
 from kernels_pallas.flash_attention import flash_attention
 from kernels_pallas.norm import scaled_residual_norm
@@ -21,6 +22,7 @@ from kernels_pallas.norm import scaled_residual_norm
 TOKENS, HIDDEN = 4096, 2048
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 EXPERTS, EXPERT_WIDTH = 16, 2048
+VOCABULARY = 262_272
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +130,20 @@ def _experts() -> Case:
     return Case("experts", function, arguments, kernels, (0, 2, 3, 4))
 
 
+def _cross_entropy() -> Case:
+    def function(hidden: Any, weight: Any, targets: Any, token_weights: Any) -> Any:
+        return linear_cross_entropy(hidden, weight, None, targets, token_weights).loss_sum
+
+    arguments = (
+        _array(TOKENS, HIDDEN),
+        _array(VOCABULARY, HIDDEN, dtype=jnp.float32),
+        _array(TOKENS, dtype=jnp.int32),
+        _array(TOKENS, dtype=jnp.float32),
+    )
+    kernels = ("head_statistics", "head_dlogits")
+    return Case("cross_entropy", function, arguments, kernels, (0, 1))
+
+
 def cases() -> tuple[Case, ...]:
     """Every operation."""
     return (
@@ -136,4 +152,5 @@ def cases() -> tuple[Case, ...]:
         _attention("attention_packed", TOKENS, packed=True),
         _cca(),
         _experts(),
+        _cross_entropy(),
     )

@@ -1,0 +1,100 @@
+"""Log-sum, target logit and best other logit of every token, without the logits.
+
+    logits[t] = hidden[t] @ weight.T + bias                                      float32
+    log_sum[t] = logsumexp(logits[t]),  target[t] = logits[t, targets[t]]
+    best_other[t] = the largest of the other logits (no gradient)
+
+Cross entropy is ``log_sum - target``, a token's log-probability ``target - log_sum``, the z-loss a
+function of ``log_sum``; their gradients are chain rule on [tokens] vectors.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas import backend
+from kernels_pallas.gpu import cross_entropy as gpu
+from kernels_pallas.gpu.cross_entropy import Statistics
+
+
+def refusals(hidden: Array, weight: Array) -> list[str | None]:
+    """Why the kernels cannot take these arrays; None entries are no reasons."""
+    if hidden.dtype in (jnp.float32, jnp.bfloat16):
+        return []
+    return [f"hidden has dtype {hidden.dtype}, not float32 or bfloat16 (weight {weight.shape})"]
+
+
+def definition(
+    hidden: Float[Array, "tokens hidden"],
+    weight: Float[Array, "vocab hidden"],
+    bias: Float[Array, " vocab"] | None,
+    targets: Int[Array, " tokens"],
+) -> Statistics:
+    """All logits at once in float32: the specification."""
+    logits = hidden.astype(jnp.float32) @ weight.astype(jnp.float32).T
+    logits = logits if bias is None else logits + bias.astype(jnp.float32)[None, :]
+    column = jnp.where(targets < 0, logits.shape[1], targets)[:, None]
+    own = jnp.take_along_axis(logits, column, axis=1, mode="fill")[:, 0]
+    is_target = jnp.arange(logits.shape[1])[None, :] == column
+    other = jnp.where(is_target, -jnp.inf, logits).max(axis=1)
+    return Statistics(jax.nn.logsumexp(logits, axis=1), own, jax.lax.stop_gradient(other))
+
+
+def token_log_probabilities(
+    hidden: Float[Array, "tokens hidden"],
+    weight: Float[Array, "vocab hidden"],
+    bias: Float[Array, " vocab"] | None,
+    targets: Int[Array, " tokens"],
+    *,
+    implementation: backend.Implementation = "auto",
+) -> Float[Array, " tokens"]:
+    """Log-probability of each target, float32, differentiable; NaN for ids outside the vocabulary.
+
+    The XLA form is `definition`, which holds all logits.
+
+    Raises:
+      KernelError: where the Pallas form is asked for, or due, and cannot run.
+    """
+    target = backend.choose(implementation, "token_log_probabilities", refusals(hidden, weight))
+    if target is None:
+        found = definition(hidden, weight, bias, targets)
+    else:
+        found = head_statistics(target, hidden, weight, bias, targets)
+    return found.target - found.log_sum
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def head_statistics(
+    target: backend.Target, hidden: Array, weight: Array, bias: Array | None, targets: Array
+) -> Statistics:
+    """The Pallas form, for callers that have chosen it; the weight is cast to hidden's dtype."""
+    if hidden.shape[0] == 0:
+        return Statistics(*(jnp.zeros((0,), jnp.float32),) * 3)
+    return gpu.statistics(hidden, weight.astype(hidden.dtype), bias, targets, target=target)
+
+
+def _forward(
+    target: backend.Target, hidden: Array, weight: Array, bias: Array | None, targets: Array
+) -> tuple:
+    found = head_statistics(target, hidden, weight, bias, targets)
+    return found, (hidden, weight, bias, targets, found.log_sum)
+
+
+def _backward(target: backend.Target, saved: tuple, cotangents: Statistics) -> tuple:
+    hidden, weight, bias, targets, log_sum = saved
+    dhidden, dweight, dbias = gpu.gradients(
+        hidden, weight.astype(hidden.dtype), bias, targets, log_sum, cotangents, target=target
+    )
+    return (
+        dhidden.astype(hidden.dtype),
+        dweight.astype(weight.dtype),
+        None if bias is None else dbias.astype(bias.dtype),
+        None,
+    )
+
+
+head_statistics.defvjp(_forward, _backward)
