@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
@@ -82,6 +83,7 @@ def new_state(config: RunConfig, placement: Placement) -> TrainState:
             out_shardings=shardings,
         )
         return initialise(rng)
+    assert not isinstance(placement.mesh, AbstractMesh)  # those allocate nothing
     rules = None if placement.mesh is None else AXIS_RULES
     saved_model, variables = load_checkpoint(config.init_from, placement.mesh, rules)
     differences = architecture_differences(_extended(saved_model, config.model), config.model)
