@@ -11,7 +11,10 @@ import numpy as np
 from tests.parity.cases import ParityCase
 from tests.parity.ours import case_variables
 from zaya_jax.config import LayerType, ModelConfig
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.inference.engine import Engine
 from zaya_jax.inference.request import Completion
+from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.model.transformer import Transformer
 
 TINY = ModelConfig(
@@ -71,3 +74,18 @@ def assert_as_trained(variables: dict[str, Any], completion: Completion, *, gree
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(0, TINY.vocab_size, length).tolist())
+
+
+# Reads and writes bytes: for everything that has to do with text.
+TEXT_MODEL = TINY.replace(vocab_size=272, max_position_embeddings=512)
+
+
+@functools.cache
+def text_engine() -> Engine:
+    """One for all tests; they leave it idle."""
+    settings = EngineSettings(
+        slots=4, page_size=16, cache_tokens=2_048, prefill_chunk=64, decode_steps=4, least_table=32
+    )
+    tokenizer = load_tokenizer("bytes")
+    variables = case_variables(ParityCase("text", TEXT_MODEL, seed=3))
+    return Engine(TEXT_MODEL, variables, tokenizer, settings)

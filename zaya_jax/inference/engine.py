@@ -109,9 +109,7 @@ class Engine:
         Raises:
           RequestError: when it can never be served.
         """
-        config, settings = self.config, self.settings
-        room = settings.pages * settings.page_size
-        check_prompt(request, config.vocab_size, config.max_position_embeddings, room)
+        self.check(request)
         number = self._submitted
         self._submitted += 1
         seed = request.sampling.seed
@@ -124,6 +122,12 @@ class Engine:
         self._waiting.append(Sequence(number, request, completion, text, seed))
         self._text_sent[number] = 0
         return number
+
+    def check(self, request: Request) -> None:
+        """Raises what `submit` would raise; may be called from any thread."""
+        config, settings = self.config, self.settings
+        room = settings.pages * settings.page_size
+        check_prompt(request, config.vocab_size, config.max_position_embeddings, room)
 
     def cancel(self, number: int) -> Update | None:
         """Ends a request now; None where it has ended already."""

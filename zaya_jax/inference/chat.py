@@ -1,0 +1,78 @@
+"""A conversation on the terminal.
+
+    python -m zaya_jax.inference.chat --checkpoint DIR
+
+An empty line or the end of input ends it. What was said before stays in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from zaya_jax.data.chat import ChatTemplate
+from zaya_jax.data.conversation import Conversation, Message
+from zaya_jax.inference.answer import read_answer
+from zaya_jax.inference.command import (
+    Parser,
+    add_model_options,
+    add_sampling_options,
+    closing_tokens,
+    load_engine,
+    run_command,
+    sampling_of,
+)
+from zaya_jax.inference.engine import Engine
+from zaya_jax.inference.request import Request
+from zaya_jax.inference.settings import EngineSettings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = Parser(prog="python -m zaya_jax.inference.chat", description=__doc__)
+    add_model_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--no-thinking", action="store_true", help="answer at once")
+    add_sampling_options(parser, max_tokens=1_024)
+    arguments = parser.parse_args(argv)
+    sampling_of(arguments)  # wrong numbers are told before the model is read
+    settings = EngineSettings(slots=1, cache_tokens=arguments.cache_tokens)
+    engine, tokenizer = load_engine(arguments.checkpoint, arguments.tokenizer, settings)
+    template = ChatTemplate(tokenizer)
+    thinking = not arguments.no_thinking
+    messages = [Message("system", arguments.system)] if arguments.system else []
+    while text := _ask():
+        messages.append(Message("user", text))
+        rendered = template.render(
+            Conversation(tuple(messages)), thinking=thinking, generation_prompt=True
+        )
+        prompt = tuple(token for segment in rendered.segments for token in segment.ids)
+        sampling = sampling_of(
+            arguments, seed=arguments.seed + len(messages), stop_tokens=closing_tokens(tokenizer)
+        )
+        answer = read_answer(_stream(engine, Request(prompt, sampling)), thinking=thinking)
+        messages.append(Message("assistant", answer.content, answer.reasoning or None))
+    return 0
+
+
+def _ask() -> str:
+    try:
+        return input("you> ").strip()
+    except EOFError:
+        return ""
+
+
+def _stream(engine: Engine, request: Request) -> str:
+    """Prints the answer as it comes and returns it."""
+    engine.submit(request)
+    text = ""
+    while not engine.idle:
+        for update in engine.step():
+            print(update.text, end="", flush=True)
+            text = update.completion.text
+    print()
+    return text
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""What the commands of this room share: their options, and how their errors look."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from zaya_jax.checkpoint.load import load_checkpoint
+from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.checkpoint.orbax_reader import TOKENIZER_FILE
+from zaya_jax.config import ConfigError
+from zaya_jax.data.config import DataError
+from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.inference.engine import Engine
+from zaya_jax.inference.request import RequestError, SamplingParams
+from zaya_jax.inference.settings import EngineSettings
+
+# What a user can mend. Any other exception is a fault of the program and shows its traceback.
+USER_ERRORS = (CheckpointError, ConfigError, DataError, RequestError, OSError)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the line and exits."""
+        print(f"error: {message} (--help shows the usage)", file=sys.stderr)
+        sys.exit(2)
+
+
+def run_command(run: Callable[[], int]) -> NoReturn:
+    """Exits with the status of `run`; an error the user can mend is one line and status 1."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it also raises
+    try:
+        status = run()
+    except USER_ERRORS as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how much of it at a time."""
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a run's folder, a checkpoint, or a folder downloaded from the hub",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="name or tokenizer.json; default: the checkpoint's own"
+    )
+    parser.add_argument(
+        "--cache-tokens", type=int, default=16_384, help="tokens the cache can hold (16384)"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """How to draw."""
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"({max_tokens})")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (1)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="1 keeps all (0.95)")
+    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all (0)")
+    parser.add_argument("--min-p", type=float, default=0.0, help="0 keeps all (0)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="(1)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same text (0)")
+
+
+def sampling_of(arguments: argparse.Namespace, **more: Any) -> SamplingParams:
+    """The sampling options as parameters.
+
+    Raises:
+      RequestError: when one breaks a rule.
+    """
+    return SamplingParams(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        **more,
+    )
+
+
+def load_engine(
+    checkpoint: str, tokenizer: str | None, settings: EngineSettings
+) -> tuple[Engine, Tokenizer]:
+    """An engine that holds the model saved at `checkpoint`, and its tokenizer.
+
+    Raises:
+      CheckpointError: when there is no model there.
+      DataError: when the tokenizer is not found or produces ids that the model does not have.
+    """
+    if tokenizer is None:
+        companions = open_checkpoint(checkpoint).companions
+        if TOKENIZER_FILE not in companions:
+            raise DataError(
+                f"{checkpoint} has no tokenizer with it; name one with --tokenizer, "
+                "as it was named when the model was trained"
+            )
+        tokenizer = str(companions[TOKENIZER_FILE])
+    own = load_tokenizer(tokenizer)
+    config, variables = load_checkpoint(checkpoint)
+    if own.vocab_size > config.vocab_size:
+        raise DataError(
+            f"tokenizer {tokenizer!r} has {own.vocab_size} ids, the model only "
+            f"{config.vocab_size}; name the one it was trained with"
+        )
+    return Engine(config, variables, own, settings), own
+
+
+def closing_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Tokens that end an answer: eos and, where there is one, the end of a turn."""
+    end_of_turn = tokenizer.end_of_turn_id
+    closing = {tokenizer.eos_id} | ({end_of_turn} if end_of_turn is not None else set())
+    return tuple(sorted(closing))
