@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.attention_decode import attention_decode
 from kernels_pallas.cca import CCAWeights, cca_mix
 from kernels_pallas.cross_entropy import linear_cross_entropy
 from kernels_pallas.expert_mlp import expert_mlp
 from kernels_pallas.flash_attention import flash_attention
+from kernels_pallas.newton_schulz import newton_schulz
 from kernels_pallas.norm import scaled_residual_norm
 
 TOKENS, HIDDEN = 4096, 2048
@@ -144,6 +146,19 @@ def _cross_entropy() -> Case:
     return Case("cross_entropy", function, arguments, kernels, (0, 1))
 
 
+def _decode() -> Case:
+    cache = _array(64, 8 * TOKENS, KV_HEADS, HEAD_DIM)
+    query = _array(64, 1, QUERY_HEADS, HEAD_DIM)
+    arguments = (query, cache, cache, _array(64, dtype=jnp.int32))
+    return Case("attention_decode", attention_decode, arguments, ("attention_decode",), ())
+
+
+def _newton_schulz() -> Case:
+    arguments = (_array(EXPERTS, HIDDEN, 2 * EXPERT_WIDTH, dtype=jnp.float32),)
+    kernels = ("symmetric_product", "matrix_step")
+    return Case("newton_schulz", newton_schulz, arguments, kernels, ())
+
+
 def cases() -> tuple[Case, ...]:
     """Every operation."""
     return (
@@ -152,5 +167,7 @@ def cases() -> tuple[Case, ...]:
         _attention("attention_packed", TOKENS, packed=True),
         _cca(),
         _experts(),
+        _decode(),
         _cross_entropy(),
+        _newton_schulz(),
     )

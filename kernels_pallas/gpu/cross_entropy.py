@@ -163,7 +163,8 @@ def gradients(
     carry = jax.lax.fori_loop(0, whole, step, carry)
     if whole * chunk < vocab:
         carry = one(jnp.int32(whole * chunk), vocab - whole * chunk, carry)
-    return carry
+    dhidden, dweight, dbias = carry
+    return dhidden, dweight, dbias
 
 
 def _chunk_gradient(
