@@ -1,0 +1,1 @@
+"""The engine behind the OpenAI protocol: chat and text completions over HTTP."""
