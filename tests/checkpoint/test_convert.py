@@ -75,7 +75,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, BFLOAT16) for name in GENERATIONS), ("new", np.float32), ("v2", np.float32)],
+    [*((name, BFLOAT16) for name in GENERATIONS), ("v2", np.float32)],
 )
 def test_there_and_back_is_the_same_bytes(name: str, dtype: Any, tmp_path: Path):
     layout, keys, config = GENERATIONS[name]
@@ -92,7 +92,7 @@ def test_there_and_back_is_the_same_bytes(name: str, dtype: Any, tmp_path: Path)
     convert(tmp_path / "other", tmp_path / "again", layout=layout)
     assert_same_bytes(read_folder(tmp_path / "again"), tensors)
 
-    for folder in ("orbax", "back", "other", "again"):
+    for folder in ("orbax", "other"):
         loaded, variables = load_checkpoint(tmp_path / folder)
         assert loaded.replace(activation_dtype="float32") == config
         expected = variables_from_tensors(LAYOUTS[layout].rules(config), config, tensors)
@@ -335,7 +335,7 @@ convert.convert(sys.argv[1], sys.argv[2], layout=sys.argv[3])
 """
 
 
-@pytest.mark.parametrize("layout", ["orbax", "transformers"])
+@pytest.mark.parametrize("layout", ["orbax", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_a_killed_conversion_leaves_nothing_that_looks_finished(layout: str, tmp_path: Path):
     tensors = random_tensors("zyphra", TINY)
     source = write_folder(tmp_path / "source", v2_keys(), tensors)
@@ -420,7 +420,7 @@ GEOMETRIES = st.builds(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=8)
+@hypothesis.settings(deadline=None, max_examples=6)
 @hypothesis.given(
     config=GEOMETRIES,
     dtype=st.sampled_from([np.dtype(np.float32), BFLOAT16]),

@@ -39,7 +39,12 @@ pytestmark = pytest.mark.skipif(
 
 GREEDY_TOKENS = 32
 PROMPTS = np.random.default_rng(0).integers(0, 96, (6, 5), dtype=np.int32)
-CASES = ("base", "sliding", pytest.param("untied_head_bias", marks=pytest.mark.slow))
+CASES = (
+    "base",
+    pytest.param("sliding", marks=pytest.mark.slow),
+    pytest.param("untied_head_bias", marks=pytest.mark.slow),
+    pytest.param("attention_bias", marks=pytest.mark.slow),
+)
 LEARNING_RATE, WEIGHT_DECAY, EPSILON = 2e-4, 0.1, 1e-8
 
 
@@ -144,6 +149,7 @@ def test_what_transformers_saves_comes_back_byte_by_byte(
     assert load_checkpoint(tmp_path / "theirs")[0] == load_checkpoint(tmp_path / "back")[0]
 
 
+@pytest.mark.slow
 def test_a_bfloat16_folder_keeps_its_fp32_biases_in_transformers(tmp_path: Path):
     import torch
 
@@ -278,7 +284,7 @@ def their_step(folder: Path, case: ParityCase) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["base", "sliding"])
+@pytest.mark.parametrize("name", ["base", pytest.param("sliding", marks=pytest.mark.slow)])
 def test_training_goes_on_in_transformers_from_an_exported_run(name: str, tmp_path: Path):
     """A run's checkpoint is exported; the next step is the same there and here.
 
