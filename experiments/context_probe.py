@@ -1,6 +1,6 @@
 """What a longer context brought: loss by position, and whether a needle far back is found.
 
-    python -m experiments.context_probe --checkpoint DIR --config experiments/configs/small.py:sft
+    python -m experiments.context_probe --workdir DIR --config experiments/configs/small.py:sft
 
 The first table is the held-out loss by position within a segment: a model that uses its context
 gets better with position, one that was stretched too far gets worse behind its old length. The
@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.context_probe", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--checkpoint", required=True, help="a run or a converted checkpoint")
+    parser.add_argument("--workdir", required=True, help="a run or a checkpoint; only read")
     parser.add_argument("--config", required=True, metavar="FILE.py[:NAME]", help="whose data")
     parser.add_argument("--trials", type=int, default=8, help="needles for each length and depth")
     arguments = parser.parse_args(argv)
     data = to_run_config(load_config(arguments.config)).data
-    model, variables = load_checkpoint(Path(arguments.checkpoint))
+    model, variables = load_checkpoint(Path(arguments.workdir))
     window = data.sequence_length
     model = model.replace(max_position_embeddings=max(window, model.max_position_embeddings))
     print(f"{'source':<28}{'positions':>16}{'loss':>9}{'tokens':>10}")

@@ -79,7 +79,7 @@ def _sft(config: ConfigDict) -> None:
     config.model.rope_theta = 5e5
     config.optimizer.peak_learning_rate = 3e-3
     config.optimizer.final_learning_rate = 1e-4
-    config.train.steps = 400
+    config.train.steps = 160
 
 
 _STAGES = {"pretrain": _pretrain, "midtrain": _midtrain, "sft": _sft}
