@@ -25,8 +25,10 @@ from kernels_pallas.machine_code import MACHINES, Figures
 from kernels_pallas.real_shapes import HEAD_DIM, Case, cases
 
 
-def compile_case(case: Case, target: Target) -> Iterator[tuple[Figures, list[str]]]:
-    """Figures of each different kernel of an operation, and the limits it breaks."""
+def compile_case(
+    case: Case, target: Target, only: str | None = None
+) -> Iterator[tuple[Figures, list[str]]]:
+    """Figures of each different kernel of an operation (or ``only`` one), and broken limits."""
     function = case.traced()
 
     def fresh(*arguments: object) -> object:  # jit remembers what it traced for another target
@@ -37,6 +39,8 @@ def compile_case(case: Case, target: Target) -> Iterator[tuple[Figures, list[str
     if not kernels:
         raise KernelError(f"{case.operation}: no Pallas kernel was called")
     for name, text, warps, stages in dict.fromkeys(kernels):
+        if only not in (None, name):
+            continue
         figures = machine_code.figures(name, text, warps, stages, target.name)
         yield figures, broken_limits(figures, product=name in case.products)
 
@@ -98,7 +102,7 @@ def _line(cells: Sequence[str], markdown: bool) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m kernels_pallas.offline_compile", description=__doc__)
+    parser = LineParser(prog="python -m kernels_pallas.offline_compile", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--target", choices=tuple(MACHINES), default="mi300x")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -116,7 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class LineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage."""
         print(f"error: {message} (--help shows the options)", file=sys.stderr)

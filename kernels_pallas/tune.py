@@ -1,0 +1,171 @@
+"""Choose tile sizes for this machine's GPU, or for one that is not here, and write its table.
+
+    python -m kernels_pallas.tune --target mi300x --only cca            # no GPU: by resources
+    python -m kernels_pallas.tune --target h200 --time --only experts   # on that GPU: by time
+
+Without ``--time`` candidates are compiled offline and the largest tiles that keep every limit win:
+most products a load, with at least two waves on a SIMD. With ``--time`` those that keep the limits
+are run on the GPU with fresh random data (experts with skewed routing) and the fastest wins.
+Nothing is tuned while a program is traced; programs only read ``tuned/<target>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas import machine_code, offline_compile
+from kernels_pallas.backend import (
+    TABLES,
+    KernelError,
+    Target,
+    Tiles,
+    compile_for,
+    table_names,
+    tiles,
+)
+from kernels_pallas.machine_code import MACHINES
+from kernels_pallas.real_shapes import HEAD_DIM, Case, cases
+
+ROUNDS = 9
+_NOT_TILES = ("splits", "group", "chunk")  # they share out work; registers do not depend on them
+
+
+def candidates(plan: Tiles) -> Iterator[Tiles]:
+    """The plan, and the plans one step away: a tile halved or doubled, other warps."""
+    entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    yield plan
+    for name, value in plan.sizes:
+        if name not in _NOT_TILES:
+            yield from (Tiles.parse({**entry, name: v}) for v in (value // 2, 2 * value) if v >= 16)
+    yield from (
+        Tiles.parse({**entry, "num_warps": w})
+        for w in (plan.num_warps // 2, 2 * plan.num_warps)
+        if 4 <= w <= 8
+    )
+
+
+def keeps_limits(case: Case, target: Target, kernel: str) -> bool:
+    """Whether every variant of a kernel keeps its limits with the target's tiles."""
+    found = [
+        broken
+        for figures, broken in offline_compile.compile_case(case, target, only=kernel)
+        if figures.kernel == kernel
+    ]
+    return bool(found) and not any(found)
+
+
+def area(plan: Tiles) -> int:
+    """How much one program makes at once."""
+    return math.prod(value for name, value in plan.sizes if name not in _NOT_TILES)
+
+
+def random_arguments(case: Case) -> tuple[Any, ...]:
+    """Normal floats; integers as a skewed router gives them (a quarter of the classes get 4:1)."""
+    rng = np.random.default_rng(time.time_ns())
+
+    def fill(a: Any) -> jax.Array:
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return jnp.asarray(rng.standard_normal(a.shape, np.float32), a.dtype)
+        share = np.where(np.arange(17) < 4, 4.0, 1.0)
+        return jnp.asarray(rng.choice(17, a.shape, p=share / share.sum()), a.dtype)
+
+    return jax.tree.map(fill, case.arguments)
+
+
+def seconds(case: Case, target: Target) -> float:
+    """Median time of the whole operation, forward and backward, on this machine's GPU."""
+    function = case.traced()
+    with compile_for(target):
+        # A new function for each candidate: jit remembers what it traced with other tiles.
+        compiled = jax.jit(functools.partial(function)).lower(*case.arguments).compile()
+    times = []
+    for _ in range(ROUNDS):
+        arguments = jax.block_until_ready(random_arguments(case))
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def best(case: Case, name: str, kernel: str, *, timed: bool) -> Tiles:
+    """The best candidate for one kernel.
+
+    Raises:
+      KernelError: when none keeps the limits.
+    """
+    plan = tiles(Target(name), kernel, HEAD_DIM)
+    fitting = []
+    for candidate in candidates(plan):
+        target = Target(name, overrides=((kernel, candidate),))
+        if keeps_limits(case, target, kernel):
+            fitting.append((seconds(case, target) if timed else -area(candidate), candidate))
+    if not fitting:
+        raise KernelError(f"{kernel} on {name}: no candidate keeps the limits")
+    return min(fitting, key=lambda pair: pair[0])[1]
+
+
+def write(name: str, kernel: str, plan: Tiles, made_by: str) -> None:
+    """Put one kernel's tiles into the table, under the entry that the lookup reads."""
+    path = TABLES / f"{name}.json"
+    table = json.loads(path.read_text(encoding="utf-8"))
+    entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    key = kernel if kernel in table["tiles"] else f"{kernel}:{HEAD_DIM}"
+    table["tiles"][key] = entry
+    table["made_by"] = made_by
+    rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table["tiles"].items())
+    head = "".join(f" {json.dumps(k)}: {json.dumps(table[k])},\n" for k in table if k != "tiles")
+    path.write_text(f'{{\n{head} "tiles": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tune what was asked for and print it."""
+    machine_code.triton_version()
+    if options.target not in table_names():
+        raise KernelError(f"no table {options.target!r} to start from in {TABLES}")
+    if options.time and jax.default_backend() not in ("gpu", "cuda", "rocm"):
+        raise KernelError(
+            f"--time needs the GPU, the default backend is {jax.default_backend()!r}; "
+            "without --time tiles are chosen by resources"
+        )
+    chosen = [case for case in cases() if options.only in (None, case.operation)]
+    if not chosen:
+        names = ", ".join(case.operation for case in cases())
+        raise KernelError(f"--only {options.only!r}: the operations are {names}")
+    how = "timed on the device" if options.time else "chosen by resources, not timed on a device"
+    for case in chosen:
+        for kernel in case.products:
+            plan = best(case, options.target, kernel, timed=options.time)
+            print(f"{kernel}: {dict(plan.sizes)}, {plan.num_warps} warps", flush=True)
+            if not options.dry_run:
+                write(options.target, kernel, plan, f"python -m kernels_pallas.tune: {how}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = offline_compile.LineParser(prog="python -m kernels_pallas.tune", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--target", choices=tuple(MACHINES), required=True)
+    parser.add_argument("--only", metavar="OPERATION", help="one operation only")
+    parser.add_argument("--time", action="store_true", help="run the candidates on this GPU")
+    parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
+    try:
+        run(parser.parse_args(arguments))
+    except KernelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
