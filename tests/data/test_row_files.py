@@ -86,7 +86,7 @@ def test_bad_lines_are_named_and_the_rest_is_read(tmp_path: Path, monkeypatch: p
     ("name", "content", "message"),
     [
         ("gone.jsonl", None, "does not exist"),
-        ("cut.jsonl.gz", gzip.compress(_lines())[:-12], "cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(_lines(), mtime=0)[:-12], "cannot be read"),
         ("no.jsonl.gz", b"not gzip", "cannot be read"),
         ("no.parquet", b"not parquet", "no intact Parquet"),
         ("no.arrow", b"not arrow", "no intact Arrow"),
