@@ -1,0 +1,290 @@
+"""Reinforcement learning: one stage, exactly on-policy.
+
+    python -m experiments.rl --workdir DIR [--config FILE.py[:NAME]] [--config.a.b=VALUE …]
+
+The config file has `get_config` for the model, the optimiser and the run, as for other stages, and
+`get_rl`, which returns the environments and the rules of the stage (`zaya_jax.rl.setup.RLSetup`).
+DIR gets `config.json`, `metrics.jsonl`, `rollouts.txt` (a few of every measured step, to be read)
+and `checkpoints/`. The same command again goes on where the run stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.command_line import parse_arguments, run_reporting_errors
+from zaya_jax.checkpoint.load import load_checkpoint
+from zaya_jax.checkpoint.manager import CheckpointManager
+from zaya_jax.config import ConfigError, architecture_differences
+from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.model.transformer import Transformer
+from zaya_jax.rl.cold_start import cold_start
+from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
+from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.sampler import ForwardSampler
+from zaya_jax.rl.setup import RLSetup
+from zaya_jax.rl.stage import Stage
+from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
+from zaya_jax.training.metrics_file import JsonlWriter, plain_record
+from zaya_jax.training.resolved import to_plain
+from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.startup import find_resumption
+
+DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "rl_small.py")
+SHOWN_ROLLOUTS = 4  # written out at every measurement
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    arguments = parse_arguments(
+        argv, program="experiments.rl", summary=__doc__ or "", default_config=DEFAULT_CONFIG
+    )
+    if arguments.dry_run:
+        raise ConfigError("--dry-run: not available for reinforcement learning")
+    try:
+        return reinforce(arguments.config, load_setup(argv), arguments.workdir)
+    except RLError as error:
+        raise ConfigError(str(error)) from error
+
+
+def reinforce(config: RunConfig, setup: RLSetup, workdir: Path) -> int:
+    """Trains to the last step, measuring and saving on the way."""
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
+        resumption = find_resumption(config, checkpoints)
+        trainer = PolicyTrainer(config.model, config.optimizer, setup.loss, config.train.steps)
+        variables = first_variables(config)
+        stage = make_stage(config, setup, trainer, variables, tokenizer)
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / "config.json").write_text(json.dumps(to_plain(config), indent=2) + "\n")
+        checkpoints.set_aside_after(resumption.step if resumption else -1)
+        writer = JsonlWriter(workdir, resumption.step if resumption else None)
+        if resumption is None:
+            variables = imitate(config, setup, variables, tokenizer, writer)
+            state = trainer.init(variables)
+            stage.sampler.load_weights(variables)
+            measure(setup, stage, 0, workdir, writer)
+            save(config, stage, state, checkpoints)
+        else:
+            state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
+        run(config, setup, stage, state, workdir, writer, checkpoints)
+        writer.flush()
+    return 0
+
+
+def run(
+    config: RunConfig,
+    setup: RLSetup,
+    stage: Stage,
+    state: PolicyState,
+    workdir: Path,
+    writer: JsonlWriter,
+    checkpoints: CheckpointManager,
+) -> None:
+    """The steps that are left."""
+    steps = config.train.steps
+    while (step := int(state.step) + 1) <= steps:
+        state, metrics = stage.step(state)
+        record = {"kind": "train", "step": step, "time": time.time(), **metrics}
+        writer.write(plain_record(record))
+        print(
+            f"step {step}/{steps}  reward {metrics['reward']:.3f}  kept {metrics['groups_kept']} of"
+            f" {metrics['groups_kept'] + metrics['groups_dropped']} groups  entropy"
+            f" {metrics['entropy']:.3f}  kl {metrics['kl_k3']:.1e}  blocked"
+            f" {metrics['blocked']:.3f}  {metrics['sample_seconds']:.1f} +"
+            f" {metrics['train_seconds']:.1f} s",
+            flush=True,
+        )
+        if step % setup.evaluation_interval == 0 or step == steps:
+            measure(setup, stage, step, workdir, writer)
+        if step % config.checkpoint.interval == 0 or step == steps:
+            save(config, stage, state, checkpoints)
+
+
+def make_stage(
+    config: RunConfig,
+    setup: RLSetup,
+    trainer: PolicyTrainer,
+    variables: dict[str, Any],
+    tokenizer: Tokenizer,
+) -> Stage:
+    """The stage with a sampler that holds the given weights."""
+    sampler = ForwardSampler(
+        config.model,
+        variables,
+        stop_token=tokenizer.eos_id,
+        most_prompt_tokens=setup.most_prompt_tokens,
+        most_tokens=setup.most_response_tokens,
+    )
+    starts = {
+        environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
+        for environment in setup.environments
+    }
+    rules = dataclasses.replace(setup.stage, seed=config.train.seed)
+    scheduler = OnlineScheduler(starts, config.train.seed)
+    return Stage(
+        rules,
+        setup.environments,
+        scheduler,
+        sampler,
+        trainer,
+        encode=functools.partial(prompt_ids, tokenizer),
+        decode=functools.partial(response_text, tokenizer),
+    )
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A prompt as the model sees it."""
+    return [tokenizer.bos_id, *tokenizer.encode(text)]
+
+
+def response_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """A response as its verifier sees it; ids that are no token (the head has spare rows) show."""
+    parts, known = [], tokenizer.vocab_size
+    for is_known, run_of_ids in itertools.groupby(ids, key=lambda i: i < known):
+        text = [i for i in run_of_ids if i != tokenizer.eos_id]
+        parts.append(tokenizer.decode(text) if is_known else "\ufffd" * len(text))
+    return "".join(parts)
+
+
+def first_variables(config: RunConfig) -> dict[str, Any]:
+    """Parameters of `init_from`, or new ones.
+
+    Raises:
+      ConfigError: when the checkpoint has another architecture.
+    """
+    if config.init_from:
+        saved, variables = load_checkpoint(Path(config.init_from))
+        differences = architecture_differences(saved, config.model)
+        if differences:
+            raise ConfigError(
+                f"init_from={config.init_from}: another architecture: {', '.join(differences)}"
+            )
+        return variables
+    tokens = np.zeros((1, 2), np.int32)
+    model = Transformer(config.model)
+    made: Any = jax.jit(lambda key: model.init(key, tokens))(jax.random.key(config.train.seed))
+    return {"params": made["params"], "balancing": made["balancing"]}
+
+
+def imitate(
+    config: RunConfig,
+    setup: RLSetup,
+    variables: dict[str, Any],
+    tokenizer: Tokenizer,
+    writer: JsonlWriter,
+) -> dict[str, Any]:
+    """The cold start, where the stage has one and no checkpoint to begin with."""
+    if setup.cold_start is None or config.init_from:
+        return variables
+    start = time.monotonic()
+    variables, losses = cold_start(
+        setup.cold_start,
+        config.model,
+        variables,
+        encode=functools.partial(prompt_ids, tokenizer),
+        encode_response=lambda text: [*tokenizer.encode(text), tokenizer.eos_id],
+        row_length=setup.stage.row_length,
+        rows=setup.stage.rows_per_microbatch,
+        seed=config.train.seed,
+    )
+    seconds = time.monotonic() - start
+    detail = f"{len(losses)} updates, loss {losses[0]:.3f} -> {losses[-1]:.3f}, {seconds:.0f} s"
+    print(f"imitation: {detail}", flush=True)
+    event = {"kind": "event", "step": 0, "time": time.time(), "name": "imitation", "detail": detail}
+    writer.write(plain_record(event))
+    return variables
+
+
+def measure(setup: RLSetup, stage: Stage, step: int, workdir: Path, writer: JsonlWriter) -> None:
+    """Solve rates on held-out problems, and a few rollouts to read."""
+    rates = stage.solve_rates(
+        setup.held_out, setup.evaluation_problems, difficulty=setup.difficulty
+    )
+    for source, rate in rates.items():
+        record = {"kind": "validation", "step": step, "time": time.time(), "source": source}
+        writer.write(plain_record({**record, "solve_rate": rate}))
+    if rates:
+        listed = ", ".join(f"{source} {rate:.3f}" for source, rate in rates.items())
+        print(f"step {step}: solved of held-out problems: {listed}", flush=True)
+    shown = [(g.problem, r) for g in stage.last_groups[:SHOWN_ROLLOUTS] for r in g.rollouts[:1]]
+    with (workdir / "rollouts.txt").open("a", encoding="utf-8") as file:
+        for problem, rollout in shown:
+            text = stage.text_of(rollout.tokens)
+            file.write(
+                f"--- step {step}, {problem.source}, difficulty {problem.difficulty}, reward "
+                f"{rollout.reward:g} ({rollout.reason})\n{problem.prompt}\n>>> {text}\n"
+            )
+
+
+def save(
+    config: RunConfig, stage: Stage, state: PolicyState, checkpoints: CheckpointManager
+) -> None:
+    """Policy, optimiser, curriculum and running maxima."""
+    checkpoints.save(
+        int(state.step),
+        variables=state.variables,
+        training={"step": state.step, "optimizer_state": state.optimizer_state},
+        data=stage.get_state(),
+        metadata={"config": to_plain(config)},
+    )
+
+
+def restored(
+    stage: Stage, template: PolicyState, checkpoints: CheckpointManager, step: int
+) -> PolicyState:
+    """The state of a checkpoint, in the policy, the sampler and the stage."""
+    training = {"step": template.step, "optimizer_state": template.optimizer_state}
+    saved = checkpoints.restore(step, template.variables, training)
+    state = PolicyState(
+        step=saved.training["step"],
+        params=saved.variables["params"],
+        optimizer_state=saved.training["optimizer_state"],
+        balancing=saved.variables["balancing"],
+    )
+    stage.set_state(saved.data, state)
+    print(f"going on from the checkpoint of step {step}", flush=True)
+    return state
+
+
+def load_setup(argv: Sequence[str]) -> RLSetup:
+    """What `get_rl` of the config file returns; the file was run once for its `get_config`.
+
+    Raises:
+      ConfigError: when there is no such function, or it returns something else.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default=DEFAULT_CONFIG)
+    path, _, name = parser.parse_known_args(argv)[0].config.partition(":")
+    spec = importlib.util.spec_from_file_location("rl_config", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"config file {path!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_rl"):
+        raise ConfigError(f"config file {path!r} defines no get_rl(name=...): is it an RL config?")
+    setup = module.get_rl(name) if name else module.get_rl()
+    if not isinstance(setup, RLSetup):
+        raise ConfigError(f"config file {path!r}: get_rl returned {type(setup).__name__}")
+    return setup
+
+
+def _lower(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+if __name__ == "__main__":
+    run_reporting_errors(lambda: main(sys.argv[1:]))

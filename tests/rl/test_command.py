@@ -1,0 +1,74 @@
+"""The RL command: errors of one line; interrupted and resumed it is the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from experiments.configuration import load_config, to_run_config
+from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce, response_text
+from zaya_jax.config import ConfigError
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.rl.dynamic_sampling import GroupFilter
+from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.setup import RLSetup
+from zaya_jax.training.metrics_file import read_metrics
+from zaya_jax.training.settings import RunConfig
+
+CONFIGS = Path(DEFAULT_CONFIG).parent
+TIMES = {"time", "sample_seconds", "train_seconds", "detail"}
+
+
+def tiny(steps: int) -> tuple[RunConfig, RLSetup]:
+    config = load_config(DEFAULT_CONFIG)
+    config.model.hidden_size, config.model.expert_intermediate_size = 16, 16
+    config.model.num_query_heads, config.model.num_kv_heads, config.model.head_dim = 2, 1, 8
+    config.train.steps, config.checkpoint.interval = steps, 1
+    setup = load_setup([])
+    assert setup.cold_start is not None
+    stage = dataclasses.replace(setup.stage, prompts=2, group_size=4, group_filter=GroupFilter.NONE)
+    cold = dataclasses.replace(setup.cold_start, steps=2)
+    return to_run_config(config), dataclasses.replace(
+        setup, stage=stage, cold_start=cold, evaluation_interval=2, evaluation_problems=4
+    )
+
+
+def story(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in read_metrics(workdir)]
+
+
+@pytest.mark.slow
+def test_a_run_in_two_parts_tells_the_story_of_one(tmp_path: Path) -> None:
+    assert reinforce(*tiny(4), tmp_path / "whole") == 0
+    assert reinforce(*tiny(2), tmp_path / "parts") == 0
+    assert reinforce(*tiny(4), tmp_path / "parts") == 0
+    assert story(tmp_path / "parts") == story(tmp_path / "whole")
+    assert "practice/" in (tmp_path / "whole" / "rollouts.txt").read_text()
+
+
+def test_the_small_config_and_its_control_load() -> None:
+    assert load_setup([]).stage.shuffle_rewards is False
+    for words in (
+        ["--config", f"{DEFAULT_CONFIG}:shuffled"],
+        [f"--config={DEFAULT_CONFIG}:shuffled"],
+    ):
+        assert load_setup([*words, "--config.train.steps=3"]).stage.shuffle_rewards is True
+
+
+def test_a_config_of_another_stage_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"defines no get_rl\(name=...\): is it an RL config"):
+        main(["--workdir", str(tmp_path / "run"), "--config", str(CONFIGS / "demo.py")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_ids_without_a_token_do_not_vanish_from_an_answer() -> None:
+    tokenizer = load_tokenizer("bytes")
+    ids = [*tokenizer.encode("12"), 271, *tokenizer.encode("3"), tokenizer.eos_id]
+    assert response_text(tokenizer, ids) == "12\ufffd3"
+
+
+def test_lengths_that_do_not_fit_a_row_are_refused() -> None:
+    with pytest.raises(RLError, match="most_prompt_tokens=60 and most_response_tokens=6"):
+        dataclasses.replace(load_setup([]), most_prompt_tokens=60)
