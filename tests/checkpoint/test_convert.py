@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +25,12 @@ from tests.checkpoint.hub_folders import (
     v2_keys,
     write_folder,
 )
-from zaya_jax.checkpoint import convert as convert_module
 from zaya_jax.checkpoint.convert import convert, parse_size
 from zaya_jax.checkpoint.layouts import LAYOUTS, variables_from_tensors
 from zaya_jax.checkpoint.load import load_checkpoint
-from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager
+from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.checkpoint.manifest import find_damage
 from zaya_jax.checkpoint.open import open_checkpoint
-from zaya_jax.checkpoint.settings import CheckpointConfig
-from zaya_jax.checkpoint.skip_bias import SkipBias
 from zaya_jax.config import ModelConfig
 
 BIASES = TINY.replace(attention_bias=True, head_bias=True, tie_embeddings=False)
@@ -223,72 +216,6 @@ def test_tokenizer_and_generation_settings_travel_along(tmp_path: Path):
     assert find_damage(tmp_path / "orbax") is None
 
 
-def save_run(workdir: Path, variables: Any, config: ModelConfig, run: dict[str, Any]) -> None:
-    """A run's checkpoint at step 7, as training saves it."""
-    metadata = {"config": {"model": config.to_dict(), **run}}
-    with CheckpointManager(workdir / "checkpoints", CheckpointConfig()) as manager:
-        training = {"step": np.asarray(7)}
-        manager.save(7, variables=variables, training=training, data={}, metadata=metadata)
-        manager.wait()
-    (workdir / "config.json").write_text(json.dumps({"model": config.to_dict()}))
-
-
-def test_a_training_run_is_exported_with_its_tokenizer(tmp_path: Path):
-    tensors = random_tensors("transformers", SLIDING)
-    variables = variables_from_tensors(LAYOUTS["transformers"].rules(SLIDING), SLIDING, tensors)
-    save_run(tmp_path / "run", variables, SLIDING, {"data": {"tokenizer": "zaya_demo_8k"}})
-    for number, source in enumerate([tmp_path / "run", tmp_path / "run" / "checkpoints" / "7"]):
-        target = tmp_path / f"exported{number}"
-        done = convert(source, target, skip_bias=SkipBias.KEEP)
-        assert "transformers makes it -1 on loading" in done.notes[0]
-        assert_same_bytes(read_folder(target), tensors)
-        assert json.loads((target / "tokenizer.json").read_text())["model"]["type"] == "BPE"
-        keys = json.loads((target / "config.json").read_text())
-        assert (keys["pad_token_id"], keys["eos_token_id"], keys["bos_token_id"]) == (0, 1, 2)
-
-
-def test_an_exported_run_chooses_the_same_classes_after_transformers_has_loaded_it(tmp_path: Path):
-    """Its skip biases become -1 and the others move along; a release's are left as they are."""
-    tensors = random_tensors("transformers", TINY)
-    variables = variables_from_tensors(LAYOUTS["transformers"].rules(TINY), TINY, tensors)
-    save_run(tmp_path / "run", variables, TINY, {})
-    done = convert(tmp_path / "run", tmp_path / "exported")
-    assert "moved together" in done.notes[0]
-    found = read_folder(tmp_path / "exported")
-    for name, tensor in tensors.items():
-        if not name.endswith("balancing_biases"):
-            assert found[name].tobytes() == tensor.tobytes()
-            continue
-        assert found[name][-1] == -1.0
-        expected = tensor.astype(np.float64) - tensor[-1] - 1.0
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
-    convert(tmp_path / "run", tmp_path / "old", layout="zyphra")
-    assert_same_bytes(read_folder(tmp_path / "old"), random_tensors("zyphra", TINY))
-
-    source = write_folder(tmp_path / "source", new_keys(), tensors)
-    kept = convert(source, tmp_path / "kept", layout="transformers")
-    assert "--skip-bias shift" in kept.notes[0]
-    assert_same_bytes(read_folder(tmp_path / "kept"), tensors)
-    moved = convert(source, tmp_path / "moved", layout="transformers", skip_bias=SkipBias.SHIFT)
-    assert "moved together" in moved.notes[0]
-    assert_same_bytes(read_folder(tmp_path / "moved"), found)
-
-
-def test_a_run_that_began_from_a_release_hands_its_tokenizer_on(tmp_path: Path):
-    tensors = random_tensors("transformers", TINY)
-    source = write_folder(tmp_path / "source", new_keys(), tensors)
-    (source / "tokenizer.json").write_text('{"its": "own"}')
-    convert(source, tmp_path / "orbax")
-    variables = load_checkpoint(tmp_path / "orbax")[1]
-    for number, start in enumerate(["orbax", "source"]):
-        run = tmp_path / f"run{number}"
-        save_run(run, variables, TINY, {"init_from": str(tmp_path / start)})
-        convert(run, tmp_path / f"exported{number}")
-        exported = tmp_path / f"exported{number}"
-        assert (exported / "tokenizer.json").read_text() == '{"its": "own"}'
-        assert json.loads((exported / "config.json").read_text())["eos_token_id"] == 6
-
-
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path):
     source = write_folder(tmp_path / "source", new_keys(), random_tensors("transformers", TINY))
     convert(source, tmp_path / "orbax")
@@ -300,86 +227,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="is damaged"):
         load_checkpoint(tmp_path / "orbax")
     assert not (tmp_path / "back").exists()
-
-
-def test_an_existing_target_is_left_alone(tmp_path: Path):
-    source = write_folder(tmp_path / "source", new_keys(), random_tensors("transformers", TINY))
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "precious").write_text("")
-    with pytest.raises(CheckpointError, match="target exists already"):
-        convert(source, tmp_path / "target")
-    with pytest.raises(CheckpointError, match="source exists already"):
-        convert(source, source)
-    assert (tmp_path / "target" / "precious").exists()
-
-
-def test_too_little_room_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    source = write_folder(tmp_path / "source", new_keys(), random_tensors("transformers", TINY))
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
-    with pytest.raises(CheckpointError, match=r"target needs 0\.07 GB, its disk has 0\.00 GB free"):
-        convert(source, tmp_path / "target")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-KILL = """
-import os, signal, sys
-from zaya_jax.checkpoint import convert, orbax_writer, progress
-convert.BLOCK_BYTES = orbax_writer.BLOCK_BYTES = 5000
-convert._THREADS = 1
-blocks = iter(range(30))
-def advance(self, count):
-    if next(blocks, None) is None:
-        os.kill(os.getpid(), signal.SIGKILL)
-progress.Progress.advance = advance
-convert.convert(sys.argv[1], sys.argv[2], layout=sys.argv[3])
-"""
-
-
-@pytest.mark.parametrize("layout", ["orbax", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_a_killed_conversion_leaves_nothing_that_looks_finished(layout: str, tmp_path: Path):
-    tensors = random_tensors("zyphra", TINY)
-    source = write_folder(tmp_path / "source", v2_keys(), tensors)
-    target = tmp_path / "target"
-    command = [sys.executable, "-c", KILL, str(source), str(target), layout]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    left = tmp_path / "target.unfinished"
-    assert left.is_dir()
-    assert sum(path.stat().st_size for path in left.rglob("*") if path.is_file()) > 50_000
-    assert not target.exists()
-    for path in (target, left):
-        with pytest.raises(CheckpointError, match=r"no folder|broken off"):
-            load_checkpoint(path)
-    os.rename(left, tmp_path / "renamed")  # even under another name it is no checkpoint
-    with pytest.raises(CheckpointError, match=r"not completely written|is missing"):
-        load_checkpoint(tmp_path / "renamed")
-    os.rename(tmp_path / "renamed", left)
-
-    convert(source, target, layout=layout)
-    convert(target, tmp_path / "back", layout="zyphra")
-    assert_same_bytes(read_folder(tmp_path / "back"), tensors)
-    assert not left.exists()
-
-
-def test_a_failing_conversion_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    source = write_folder(tmp_path / "source", new_keys(), random_tensors("transformers", TINY))
-
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("zaya_jax.checkpoint.orbax_writer._write_new", fail)
-    with pytest.raises(OSError, match="No space left"):
-        convert(source, tmp_path / "target")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_two_conversions_do_not_write_the_same_folder(tmp_path: Path):
-    source = write_folder(tmp_path / "source", new_keys(), random_tensors("transformers", TINY))
-    with (
-        convert_module.finished_folder(tmp_path / "target", 0),
-        pytest.raises(CheckpointError, match="another process is writing"),
-    ):
-        convert(source, tmp_path / "target")
 
 
 @pytest.mark.parametrize(
