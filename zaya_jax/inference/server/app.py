@@ -106,7 +106,19 @@ class Server:
         except DataError as error:
             raise BodyError(str(error), "messages") from None
         prompt = tuple(token for segment in rendered.segments for token in segment.ids)
+        if own.begun:
+            prompt = (*prompt, *self._begun(own))
+            own = dataclasses.replace(own, thinking=own.thinking and "</think>" not in own.begun)
         return await self._answer(request, own.call, [prompt], own)
+
+    def _begun(self, own: ChatCall) -> list[int]:
+        """Tokens of an answer that is to be continued; its think markers are tokens again."""
+        text = own.begun.removeprefix("<think>\n") if own.thinking else own.begun
+        reasoning, close, rest = text.partition("</think>")
+        ids = self.tokenizer.encode(reasoning)
+        if close:
+            ids += [self.tokenizer.special_tokens[close], *self.tokenizer.encode(rest)]
+        return ids
 
     async def _text(self, request: Request) -> Response:
         own = text_call(parse_body(await self._body(request)))

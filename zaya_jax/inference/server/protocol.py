@@ -59,12 +59,21 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class ChatCall:
-    """A body for `/v1/chat/completions`."""
+    """A body for `/v1/chat/completions`.
+
+    Attributes:
+      call: what both kinds share.
+      conversation: up to the answer.
+      thinking: whether the answer begins inside a think block.
+      parse_tools: whether to take tool calls out of the answer.
+      begun: text of the answer that is there already and is to be continued.
+    """
 
     call: Call
     conversation: Conversation
     thinking: bool
     parse_tools: bool
+    begun: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +122,14 @@ def chat_call(body: Mapping[str, Any], default_max_tokens: int) -> ChatCall:
     for index, message in enumerate(parsed):
         if message.role == "system" and index:
             raise BodyError("the system message must come first", f"messages.{index}.role")
+    begun = ""
+    if _field(body, "continue_final_message", bool, False):
+        if parsed[-1].role != "assistant":
+            raise BodyError("there is no assistant message to continue", "continue_final_message")
+        *parsed_before, last = parsed
+        parsed, begun = tuple(parsed_before), last.content
+    if not parsed:
+        raise BodyError("messages must hold more than the answer to continue", "messages")
     declared = tuple(_tool(index, tool) for index, tool in enumerate(tools))
     logprobs = _field(body, "logprobs", bool, False)
     top = _field(body, "top_logprobs", int, 0)
@@ -124,6 +141,7 @@ def chat_call(body: Mapping[str, Any], default_max_tokens: int) -> ChatCall:
         conversation=Conversation(parsed, declared if choice == "auto" else ()),
         thinking=thinking,
         parse_tools=bool(declared) and choice == "auto",
+        begun=begun,
     )
 
 
