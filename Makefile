@@ -16,12 +16,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo recipe-small test lint bench
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train a small ZAYA model on the text of Python's standard library (CPU, about 3 minutes);"
 	@echo "             again: resume; results in WORKDIR=$(WORKDIR)"
+	@echo "make recipe-small   pretraining, midtraining on reasoning and SFT in miniature, in runs/recipe"
 	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
 	@echo "make lint    ruff and mypy"
@@ -31,6 +32,10 @@ help:
 demo: $(INSTALLED)base
 	@echo "==> training the demo in $(WORKDIR); interrupt it whenever you like, the same command resumes"
 	$(HUGE_PAGES) $(BIN)/python -m experiments.pretrain --workdir $(WORKDIR) $(DEMO_ARGS)
+
+recipe-small: $(INSTALLED)data
+	@echo "==> pretraining, midtraining and SFT in miniature; the same command resumes"
+	$(HUGE_PAGES) $(BIN)/python -m experiments.recipe --workdir runs/recipe
 
 test: $(INSTALLED)$(EXTRAS)
 	@echo "==> running the tests"
