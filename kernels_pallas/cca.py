@@ -81,6 +81,19 @@ def cca_mix(
     target = backend.choose(implementation, "cca_mix", refusals)
     if target is not None and query_key.size:
         return gpu.mix(target, gpu.prepare(*streams, weights, cos, sin, segment_ids))
+    return _mix_xla(*streams, weights, cos, sin, segment_ids)
+
+
+def _mix_xla(
+    query_key: Array,
+    value_current: Array,
+    value_delayed: Array,
+    weights: CCAWeights,
+    cos: Array,
+    sin: Array,
+    segment_ids: Array | None,
+) -> tuple[Array, Array, Array]:
+    """The XLA form of `cca_mix`."""
     dtype = query_key.dtype
     batch, seq, channels = query_key.shape
     head_dim = weights.grouped.shape[1]

@@ -24,7 +24,8 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", False)
-jax.config.update("jax_num_cpu_devices", 8)  # for meshes; whatever names no device runs on the first
+# For meshes; whatever names no device runs on the first.
+jax.config.update("jax_num_cpu_devices", 8)
 
 ON_GPU = os.environ["JAX_PLATFORMS"] not in ("", "cpu")
 

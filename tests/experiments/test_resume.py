@@ -204,7 +204,7 @@ def test_a_run_refused_at_its_start_leaves_nothing(tmp_path: Path, environment: 
     missing = f"--config.data.source={tmp_path / 'missing.txt'}"
     status, _, errors = _run(tmp_path / "run", environment, missing)
     assert status == 1
-    assert errors.startswith("error: ") and errors.count("\n") == 1, errors
+    assert (errors[:7], errors.count("\n")) == ("error: ", 1), errors
     assert "missing.txt" in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_when_there_is_room(
     with small_disk(tmp_path / "disk", 600) as disk:
         status, _, errors = _run(disk / "run", environment, *no_tensorboard)
         assert status == 1
-        assert errors.startswith("error: ") and errors.count("\n") == 1, errors
+        assert (errors[:7], errors.count("\n")) == ("error: ", 1), errors
         assert f"cannot write {disk}/run/checkpoints/" in errors
         assert "no space left on the device" in errors
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)

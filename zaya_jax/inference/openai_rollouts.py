@@ -61,8 +61,9 @@ class OpenAIRollouts:
         return
 
     async def _ask(self, messages: list[Any], most: int, seed: int, **more: Any) -> Any:
+        create: Any = self._client.chat.completions.create
         try:
-            return await self._client.chat.completions.create(
+            return await create(
                 messages=messages, max_tokens=most, seed=seed, **self._options, **more
             )
         except openai.OpenAIError as error:

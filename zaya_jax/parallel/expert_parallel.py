@@ -64,26 +64,21 @@ def experts_on_mesh(
         )
         return jax.lax.psum(output, "tensor").reshape(x.shape)
 
+    # [experts, 2 * width, hidden] -> [experts, 2, width, hidden]
+    gate_up = gate_up.reshape(gate_up.shape[0], 2, -1, hidden)
     return jax.shard_map(
         on_device,
         mesh=mesh,
         in_specs=(
-            PartitionSpec(*TOKENS, None),
+            TOKENS,
             TOKENS,
             TOKENS,
             PartitionSpec("expert", None, "tensor", "fsdp"),
             PartitionSpec("expert", "fsdp", "tensor"),
         ),
-        out_specs=PartitionSpec(*TOKENS, None),
+        out_specs=TOKENS,
         check_vma=False,
-    )(
-        x,
-        class_index,
-        gate,
-        # [experts, 2 * width, hidden] -> [experts, 2, width, hidden]
-        gate_up.reshape(gate_up.shape[0], 2, -1, hidden),
-        down,
-    )
+    )(x, class_index, gate, gate_up, down)
 
 
 def _exchange(
