@@ -1,6 +1,7 @@
 """The whole recipe in miniature: pretrain, midtrain, SFT, on two CPU cores, with real data.
 
     python -m experiments.recipe --workdir runs/recipe         all three, with results after each
+    python -m experiments.pretrain --config experiments/configs/small.py:pretrain --workdir DIR
 
 | stage | context | RoPE base | data |
 | --- | --- | --- | --- |

@@ -10,6 +10,7 @@ from zaya_jax.checkpoint.settings import CheckpointConfig
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.config import DataConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
+from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.training.settings import RunConfig, TrainConfig
 
 MODEL = ModelConfig(
@@ -33,6 +34,7 @@ RUN = RunConfig(
     ),
     optimizer=OptimizerConfig(peak_learning_rate=1e-2, final_learning_rate=1e-3, warmup_steps=2),
     train=TrainConfig(steps=40, sample_tokens=4),
+    mesh=MeshConfig(data=1),  # tests have several devices
     checkpoint=CheckpointConfig(interval=4),
 )
 
