@@ -32,9 +32,9 @@ def run_parity(tree: Path, case: str) -> subprocess.CompletedProcess[str]:
     """Forward parity of one case against its golden file, in the tree's own source."""
     selection = f"({case}) and (layer_routes or logits_and)"
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--golden"]
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--golden", "-k", selection]
     return subprocess.run(
-        [*command, "tests/parity/test_transformers.py", "-k", selection],
+        [sys.executable, "-m", "pytest", *options, "tests/parity/test_transformers.py"],
         cwd=tree,
         env=environment,
         capture_output=True,
