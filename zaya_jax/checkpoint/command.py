@@ -21,12 +21,15 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def run_command(run: Callable[[], int]) -> NoReturn:
+def run_command(
+    run: Callable[[], int],
+    user_errors: tuple[type[Exception], ...] = (CheckpointError, ConfigError, OSError),
+) -> NoReturn:
     """Exits with the status of `run`; an error the user can mend is one line and status 1."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it also raises
     try:
         status = run()
-    except (CheckpointError, ConfigError, OSError) as error:
+    except user_errors as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from zaya_jax.checkpoint.command import Parser as Parser
+from zaya_jax.checkpoint.command import run_command as run_reporting
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.checkpoint.open import open_checkpoint
@@ -23,27 +23,9 @@ from zaya_jax.inference.settings import EngineSettings
 USER_ERRORS = (CheckpointError, ConfigError, DataError, RequestError, OSError)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the line and exits."""
-        print(f"error: {message} (--help shows the usage)", file=sys.stderr)
-        sys.exit(2)
-
-
 def run_command(run: Callable[[], int]) -> NoReturn:
     """Exits with the status of `run`; an error the user can mend is one line and status 1."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it also raises
-    try:
-        status = run()
-    except USER_ERRORS as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        status = 1
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        status = 130
-    sys.exit(status)
+    run_reporting(run, USER_ERRORS)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
