@@ -92,6 +92,14 @@ class ExpertDispatch(enum.StrEnum):
     GROUPED = "grouped"  # sort tokens by expert and multiply group by group
 
 
+class Kernels(enum.StrEnum):
+    """Which form of the operations of `kernels_pallas` runs. They differ in rounding only."""
+
+    AUTO = "auto"  # the Pallas kernels where the default backend is a GPU, XLA elsewhere
+    PALLAS = "pallas"  # the kernels, or an error that says why they cannot run
+    XLA = "xla"  # the XLA forms, also on a GPU
+
+
 class LayerLoop(enum.StrEnum):
     """How the stack of layers is compiled. Both read the same stacked parameters."""
 
@@ -160,6 +168,7 @@ class ModelConfig:
     # Execution: changes speed and rounding, never the parameter tree
     activation_dtype: str = "bfloat16"  # of activations; the fp32 set of the model is unaffected
     expert_dispatch: ExpertDispatch = ExpertDispatch.GROUPED
+    kernels: Kernels = Kernels.AUTO  # of attention, CCA, norms, loss and grouped experts
     layer_loop: LayerLoop = LayerLoop.SCAN
     remat: RematPolicy = RematPolicy.NONE
 
@@ -229,7 +238,9 @@ class ModelConfig:
         return cls(**fields)
 
 
-EXECUTION_FIELDS = frozenset({"activation_dtype", "expert_dispatch", "layer_loop", "remat"})
+EXECUTION_FIELDS = frozenset(
+    {"activation_dtype", "expert_dispatch", "kernels", "layer_loop", "remat"}
+)
 INITIALIZATION_FIELDS = frozenset({"initializer_stddev", "output_init", "router_init"})
 
 _ENUM_FIELDS: dict[str, type[enum.StrEnum]] = {
@@ -243,6 +254,7 @@ _ENUM_FIELDS: dict[str, type[enum.StrEnum]] = {
     "output_init": OutputInit,
     "router_init": RouterInit,
     "expert_dispatch": ExpertDispatch,
+    "kernels": Kernels,
     "layer_loop": LayerLoop,
     "remat": RematPolicy,
 }

@@ -133,8 +133,8 @@ def test_few_tokens_go_through_their_experts(tokens: int) -> None:
     classes = jnp.asarray([5, 1, 4, 1, 0, 5, 2, 1, 4][:tokens], jnp.int32)
     gate = jnp.where(classes == 5, 0.0, jax.random.uniform(keys[3], (tokens,)))
     by_form = [
-        jax.jit(expert_feed_forward, static_argnames="dispatch")(
-            x, classes, gate, gate_up, down, dispatch=dispatch
+        jax.jit(expert_feed_forward, static_argnames=("dispatch", "implementation"))(
+            x, classes, gate, gate_up, down, dispatch=dispatch, implementation="auto"
         )
         for dispatch in ("grouped", "dense")
     ]

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.attention_decode import attention_decode
+from kernels_pallas.backend import choose
 from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.flash_attention import flash_attention
 from zaya_jax.config import ModelConfig
 from zaya_jax.model import initialization
 from zaya_jax.model.linear import Linear
@@ -41,6 +44,8 @@ class Past(NamedTuple):
     key: Float[Array, "rows past kv_heads head_dim"]
     value: Float[Array, "rows past kv_heads head_dim"]
     visible: Bool[Array, "rows seq past"]
+    length: Int[Array, " rows"]  # cached ones; the rest of a row is to be overwritten
+    window: int | None  # keys that a token sees, its own included; None: all
 
 
 def cached_attention(
@@ -95,9 +100,15 @@ def cached_attention(
         _mixing_weights(params, delayed_bias),
         cos=cos,
         sin=sin,
+        implementation=config.kernels.value,
     )
     query, key, value = query[:, width:], key[:, width:], value[:, width:]
-    attended = _attend(query, key, value, past, visible)
+    if choose(config.kernels.value, "cached_attention") is None:
+        attended = _attend(query, key, value, past, visible)
+    else:
+        attended = _attend_by_kernel(query, key, value, past)
+    # [rows, seq, query_heads, head_dim] -> [rows, seq, query_heads * head_dim]
+    attended = attended.reshape(*attended.shape[:2], config.query_size)
     return project("output", config.hidden_size, attended), NewEntries(key, value, columns, delayed)
 
 
@@ -126,7 +137,7 @@ def _mixing_weights(params: dict[str, Any], delayed_bias: Array | None) -> CCAWe
 
 def _attend(
     query: Array, key: Array, value: Array, past: Past, visible: Array
-) -> Float[Array, "rows seq query_size"]:
+) -> Float[Array, "rows seq query_heads head_dim"]:
     """Softmax over cached and new keys together, float32."""
     rows, seq, query_heads, head_dim = query.shape
     kv_heads = key.shape[2]
@@ -153,5 +164,31 @@ def _attend(
 
     attended = weighted(probabilities[..., :split], past.value)
     attended = attended + weighted(probabilities[..., split:], value)
-    # [rows, seq, kv_heads, group, head_dim] -> [rows, seq, query_heads * head_dim]
-    return attended.astype(value.dtype).reshape(rows, seq, query_heads * head_dim)
+    # [rows, seq, kv_heads, group, head_dim] -> [rows, seq, query_heads, head_dim]
+    return attended.astype(value.dtype).reshape(rows, seq, query_heads, head_dim)
+
+
+def _attend_by_kernel(
+    query: Array, key: Array, value: Array, past: Past
+) -> Float[Array, "rows seq query_heads head_dim"]:
+    """The same by the Pallas kernels, on one run of keys: the cached ones, then the new ones.
+
+    What lies in a row beyond its cached keys is later than its new tokens, and so not seen. A row
+    is lengthened by the width of the chunk, so that one that brings fewer tokens fits as well.
+    """
+    rows, seq = query.shape[:2]
+    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
+    place = past.length[:, None] + jnp.arange(seq, dtype=jnp.int32)[None, :]
+
+    def joined(cached: Array, new: Array) -> Array:
+        longer = jnp.pad(cached, ((0, 0), (0, seq), (0, 0), (0, 0)))
+        return longer.at[row, place].set(new, unique_indices=True)
+
+    keys, values = joined(past.key, key), joined(past.value, value)
+    if seq == 1:
+        return attention_decode(
+            query, keys, values, past.length + 1, window=past.window, implementation="pallas"
+        )
+    return flash_attention(
+        query, keys, values, query_offset=past.length, window=past.window, implementation="pallas"
+    )[0]

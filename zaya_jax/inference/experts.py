@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.backend import Implementation, choose
 from kernels_pallas.expert_mlp import Dispatch, expert_mlp
 
 # From here on matrix products over groups of rows are quicker on a CPU.
@@ -28,12 +29,15 @@ def expert_feed_forward(
     down: Float[Array, "experts hidden width"],
     *,
     dispatch: Dispatch,
+    implementation: Implementation,
 ) -> Float[Array, "tokens hidden"]:
     """Gated expert outputs in the dtype of `x`; zero for the skip class, which is the last one."""
     few = x.shape[0] <= FEW_TOKENS and jax.default_backend() == "cpu"
-    if dispatch == "grouped" and few:
+    if dispatch == "grouped" and few and choose(implementation, "expert_feed_forward") is None:
         return _expert_by_expert(x, class_index, gate, gate_up, down)
-    return expert_mlp(x, class_index, gate, gate_up, down, dispatch=dispatch)
+    return expert_mlp(
+        x, class_index, gate, gate_up, down, dispatch=dispatch, implementation=implementation
+    )
 
 
 def _expert_by_expert(

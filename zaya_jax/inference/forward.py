@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt8
 
+from kernels_pallas.norm import rms_norm, scaled_residual_norm
 from zaya_jax.config import ExpertDispatch, LayerType, ModelConfig
 from zaya_jax.inference.attention import LayerState, NewEntries, Past, cached_attention
 from zaya_jax.inference.cache import Cache, Pages, layers_of, state_columns
 from zaya_jax.inference.experts import expert_feed_forward
 from zaya_jax.inference.weights import Weights
-from zaya_jax.model.norm import ResidualScale, RMSNorm
+from zaya_jax.model.norm import ResidualScale
 from zaya_jax.model.rope import rope_tables
 from zaya_jax.model.router import Router
 
@@ -86,6 +88,8 @@ def forward(
     )
     router_state = jnp.zeros((*tokens.shape, config.router_hidden_size), jnp.float32)
     angles = _rope(config, rows.start, seq)
+    first, *following = _stream_norms(config, weights)
+    x = rms_norm(residual, first.weight, epsilon=config.rms_norm_epsilon).astype(first.dtype)
     routes, entries = [], []
     for index, kind in enumerate(config.layer_types):
         cos, sin = angles[kind]
@@ -95,7 +99,7 @@ def forward(
         attended, new = cached_attention(
             config,
             params["attention"],
-            _norm(config, params["attention_norm"], residual),
+            x,
             LayerState(state.columns[index], state.delayed[index]),
             _past(config, cache, rows, positions, index),
             begins=rows.start == 0,
@@ -103,8 +107,13 @@ def forward(
             sin=sin,
             visible=visible,
         )
-        residual = _add(params["attention_residual"], attended, residual)
-        x = _norm(config, params["expert_norm"], residual)
+        residual, x = _add_and_norm(
+            config,
+            params["attention_residual"],
+            attended,
+            residual,
+            Norm(params["expert_norm"]["weight"], first.dtype),
+        )
         routed: Any = Router(config).apply(
             {"params": params["router"]},
             x,
@@ -113,15 +122,16 @@ def forward(
             balancing_biases=weights.balancing_biases[index],
         )
         router_state = routed.state
-        residual = _add(
-            params["expert_residual"], _experts(config, params, x, routed, real), residual
+        residual, x = _add_and_norm(
+            config,
+            params["expert_residual"],
+            _experts(config, params, x, routed, real),
+            residual,
+            following[index],
         )
         routes.append(routed.class_index.astype(jnp.uint8))
         entries.append(new)
-    final: Any = RMSNorm(config.rms_norm_epsilon, jnp.dtype(jnp.float32)).apply(
-        {"params": weights.final_norm}, residual
-    )
-    return Forward(final, jnp.stack(routes), tuple(entries))
+    return Forward(x, jnp.stack(routes), tuple(entries))
 
 
 def logits_of(weights: Weights, final: Float[Array, "rows hidden"]) -> Float[Array, "rows vocab"]:
@@ -262,7 +272,13 @@ def _past(config: ModelConfig, cache: Cache, rows: Rows, positions: Array, index
     past_position = base[:, None] * page + jnp.arange(shape[1], dtype=jnp.int32)[None, :]
     distance = positions[:, :, None] - past_position[:, None, :]
     cached = past_position < rows.start[:, None]
-    return Past(key, value, cached[:, None, :] & (distance < _reach(config, kind)))
+    return Past(
+        key,
+        value,
+        visible=cached[:, None, :] & (distance < _reach(config, kind)),
+        length=rows.start - base * page,
+        window=config.sliding_window if kind is LayerType.SLIDING else None,
+    )
 
 
 def _experts(
@@ -278,14 +294,42 @@ def _experts(
         params["experts"]["gate_up"],
         params["experts"]["down"],
         dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
+        implementation=config.kernels.value,
     )
     return output.reshape(x.shape)
 
 
-def _norm(config: ModelConfig, params: dict[str, Any], x: Array) -> Any:
+class Norm(NamedTuple):
+    """One RMSNorm of the residual stream."""
+
+    weight: Float[Array, " hidden"]
+    dtype: DTypeLike  # of the result
+
+
+def _stream_norms(config: ModelConfig, weights: Weights) -> list[Norm]:
+    """The norm before each layer's attention, then the last one."""
     dtype = jnp.dtype(config.activation_dtype)
-    return RMSNorm(config.rms_norm_epsilon, dtype).apply({"params": params}, x)
+    before = [Norm(params["attention_norm"]["weight"], dtype) for params in weights.layers]
+    return [*before, Norm(weights.final_norm["weight"], jnp.dtype(jnp.float32))]
 
 
-def _add(params: dict[str, Any], block: Array, residual: Array) -> Any:
-    return ResidualScale().apply({"params": params}, block, residual)
+def _add_and_norm(
+    config: ModelConfig,
+    params: dict[str, Any],
+    block: Array,
+    residual: Array,
+    norm: Norm,
+) -> tuple[Array, Array]:
+    """The stream after a block, and its norm."""
+    vectors: Any = ResidualScale().apply(
+        {"params": params}, block.shape[-1], method=ResidualScale.parameters
+    )
+    return scaled_residual_norm(
+        block,
+        residual,
+        **vectors._asdict(),
+        norm_weight=norm.weight,
+        epsilon=config.rms_norm_epsilon,
+        norm_dtype=norm.dtype,
+        implementation=config.kernels.value,
+    )

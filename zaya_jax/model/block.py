@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.cca import CCAAttention
 from zaya_jax.model.experts import Experts
-from zaya_jax.model.norm import ResidualScale, RMSNorm
+from zaya_jax.model.norm import ResidualScale, RMSNorm, add_and_norm
 from zaya_jax.model.router import Router, RouterOutput
 from zaya_jax.parallel.mesh import split_activations
 
@@ -64,15 +64,19 @@ class Block(nn.Module):
     ) -> tuple[LayerCarry, LayerOutput]:
         """Runs one layer on the carried state."""
         attended = CCAAttention(self.config, name="attention")(
-            self._norm("attention_norm", carry.residual),
+            self._norm("attention_norm")(carry.residual),
             cos=shared.cos[layer.rope_index],
             sin=shared.sin[layer.rope_index],
             segment_ids=shared.segment_ids,
             window=layer.window,
         )
-        residual = ResidualScale(name="attention_residual")(attended, carry.residual)
-
-        x = self._norm("expert_norm", residual)
+        residual, x = add_and_norm(
+            ResidualScale(name="attention_residual"),
+            self._norm("expert_norm"),
+            attended,
+            carry.residual,
+            implementation=self.config.kernels.value,
+        )
         routed = Router(self.config, name="router")(
             x,
             previous_state=carry.router_state,
@@ -85,9 +89,9 @@ class Block(nn.Module):
         residual = split_activations(residual)
         return LayerCarry(residual, routed.state), self._report(routed, residual, shared)
 
-    def _norm(self, name: str, x: Array) -> Array:
+    def _norm(self, name: str) -> RMSNorm:
         dtype = jnp.dtype(self.config.activation_dtype)
-        return RMSNorm(self.config.rms_norm_epsilon, dtype, name=name)(x)
+        return RMSNorm(self.config.rms_norm_epsilon, dtype, name=name)
 
     def _report(self, routed: RouterOutput, residual: Array, shared: SharedInput) -> LayerOutput:
         chosen = nn.one_hot(routed.class_index, self.config.num_router_classes, dtype=jnp.float32)

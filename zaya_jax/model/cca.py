@@ -47,6 +47,7 @@ class CCAAttention(nn.Module):
             sin=sin,
             segment_ids=segment_ids,
             window=window,
+            implementation=config.kernels.value,
         )
         # [batch, seq, query_heads, head_dim] -> [batch, seq, query_heads * head_dim]
         attended = attended.reshape(*attended.shape[:2], config.query_size)

@@ -47,4 +47,5 @@ class Experts(nn.Module):
             gate_up,
             down,
             dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
+            implementation=config.kernels.value,
         )

@@ -13,12 +13,16 @@ Bytes sent per device and layer: halo * (query + 3/2 kv) * itemsize point to poi
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.attention import causal_attention
+from kernels_pallas.backend import Implementation
 from kernels_pallas.cca import CCAWeights, cca_mix
 from zaya_jax.parallel.mesh import TOKENS, current_mesh
 
@@ -35,11 +39,14 @@ def mix_and_attend(
     sin: Float[Array, "batch seq half_rotary"],
     segment_ids: Int[Array, "batch seq"] | None,
     window: Int[Array, ""] | None,
+    implementation: Implementation,
 ) -> Float[Array, "batch seq query_heads head_dim"]:
     """`cca_mix`, then `causal_attention`, on the mesh in force or, without one, on one device."""
+    mix = functools.partial(cca_mix, implementation=implementation)
+    attend = functools.partial(causal_attention, implementation=implementation)
     mesh = current_mesh()
     if mesh is None:
-        query, key, value = cca_mix(
+        query, key, value = mix(
             query_key,
             value_current,
             value_delayed,
@@ -48,7 +55,7 @@ def mix_and_attend(
             sin=sin,
             segment_ids=segment_ids,
         )
-        return causal_attention(query, key, value, segment_ids=segment_ids, window=window)
+        return attend(query, key, value, segment_ids=segment_ids, window=window)
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     if segment_ids is None and context > 1:
         segment_ids = jnp.ones(query_key.shape[:2], jnp.int32)
@@ -60,12 +67,12 @@ def mix_and_attend(
         segment_ids: Array | None,
         window: Array | None,
     ) -> Array:
-        query, key, value = _mix_with_halo(streams, weights, angles, segment_ids, context)
+        query, key, value = _mix_with_halo(mix, streams, weights, angles, segment_ids, context)
         query, key, value = (_own_heads(x, tensor) for x in (query, key, value))
         if context == 1:
-            return causal_attention(query, key, value, segment_ids=segment_ids, window=window)
+            return attend(query, key, value, segment_ids=segment_ids, window=window)
         key, value = (jax.lax.all_gather(x, "context", axis=1, tiled=True) for x in (key, value))
-        return causal_attention(
+        return attend(
             query,
             key,
             value,
@@ -85,6 +92,7 @@ def mix_and_attend(
 
 
 def _mix_with_halo(
+    mix: Callable[..., tuple[Array, Array, Array]],
     streams: tuple[Array, Array, Array],
     weights: CCAWeights,
     angles: tuple[Array, Array],
@@ -94,7 +102,7 @@ def _mix_with_halo(
     """Mixes this device's tokens with the neighbour's last ones before them, which it drops."""
     halo = max(weights.depthwise.shape[1] + weights.grouped.shape[2] - 2, 1)
     if context == 1:
-        return cca_mix(*streams, weights, cos=angles[0], sin=angles[1], segment_ids=segment_ids)
+        return mix(*streams, weights, cos=angles[0], sin=angles[1], segment_ids=segment_ids)
     forward = [(part, part + 1) for part in range(context - 1)]
 
     def with_halo(x: Array) -> Array:
@@ -110,7 +118,7 @@ def _mix_with_halo(
     in_halo = jnp.arange(segments.shape[1])[None, :] < halo
     segments = jnp.where(is_first & in_halo, _NO_SEGMENT, segments)
     query_key, current, delayed = streams
-    mixed = cca_mix(
+    mixed = mix(
         with_halo(query_key),
         padded(current),
         with_halo(delayed),

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.backend import Implementation
 from kernels_pallas.expert_mlp import Dispatch, expert_mlp
 from zaya_jax.parallel.mesh import TOKENS, current_mesh
 
@@ -31,6 +32,7 @@ def experts_on_mesh(
     down: Float[Array, "experts hidden width"],
     *,
     dispatch: Dispatch,
+    implementation: Implementation,
 ) -> Float[Array, "batch seq hidden"]:
     """`expert_mlp` of every token, on the mesh in force or, without one, on one device."""
     hidden = x.shape[-1]
@@ -44,6 +46,7 @@ def experts_on_mesh(
             gate_up,
             down,
             dispatch=dispatch,
+            implementation=implementation,
         )
         return output.reshape(x.shape)
 
@@ -61,6 +64,7 @@ def experts_on_mesh(
             down,
             parts=mesh.shape["expert"],
             dispatch=dispatch,
+            implementation=implementation,
         )
         return jax.lax.psum(output, "tensor").reshape(x.shape)
 
@@ -90,6 +94,7 @@ def _exchange(
     *,
     parts: int,
     dispatch: Dispatch,
+    implementation: Implementation,
 ) -> Array:
     """Outputs [tokens, hidden] of this device's tokens, computed where their experts live."""
     tokens, hidden = x.shape
@@ -116,6 +121,7 @@ def _exchange(
         gate_up,
         down,
         dispatch=dispatch,
+        implementation=implementation,
     )
     returned = _all_to_all(arrived, parts)
     output = returned.at[room].get(mode="fill", fill_value=0)

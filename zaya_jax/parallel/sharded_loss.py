@@ -13,6 +13,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.backend import Implementation
 from kernels_pallas.cross_entropy import LinearCrossEntropy, linear_cross_entropy
 from zaya_jax.parallel.mesh import BATCH_AXES, current_mesh
 from zaya_jax.parallel.settings import MESH_AXES
@@ -26,6 +27,7 @@ def cross_entropy_on_mesh(
     token_weights: Float[Array, "batch seq"],
     *,
     z_loss_weight: float,
+    implementation: Implementation,
 ) -> LinearCrossEntropy:
     """`linear_cross_entropy` of all tokens, on the mesh in force or, without one, on one device."""
 
@@ -40,6 +42,7 @@ def cross_entropy_on_mesh(
             targets.reshape(-1),
             token_weights.reshape(-1),
             z_loss_weight=z_loss_weight,
+            implementation=implementation,
         )
 
     mesh = current_mesh()

@@ -71,6 +71,7 @@ def loss_sums(
         batch["targets"],
         batch["loss_weights"],
         z_loss_weight=z_loss_weight,
+        implementation=model.config.kernels.value,
     )
     tokens = jnp.sum(batch["segment_ids"] > 0).astype(jnp.float32)
     return LossSums(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, UInt32
 
-from zaya_jax.config import ExpertDispatch
+from zaya_jax.config import ExpertDispatch, Kernels
 from zaya_jax.data.config import DataConfig
 from zaya_jax.data.packing import BATCH_DTYPES
 from zaya_jax.model.transformer import Transformer
@@ -55,8 +55,8 @@ def init_state(config: RunConfig, rng: Array) -> TrainState:
     """
     init_key, run_key = jax.random.split(jax.random.wrap_key_data(rng))
     tokens = jnp.zeros((1, 2), jnp.int32)  # shapes of parameters do not depend on it
-    # Both dispatch forms have the same parameters; the dense one compiles sooner.
-    model = config.model.replace(expert_dispatch=ExpertDispatch.DENSE)
+    # The forms of an operation have the same parameters; these compile soonest, and anywhere.
+    model = config.model.replace(expert_dispatch=ExpertDispatch.DENSE, kernels=Kernels.XLA)
     variables: Any = Transformer(model).init(init_key, tokens)
     return state_from_variables(config, variables, jax.random.key_data(run_key))
 
