@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from experiments.configuration import (
-    apply_overrides,
-    field_help,
-    leaf_types,
-    load_config,
-    to_run_config,
-)
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.config import ConfigError
 from zaya_jax.data.config import DataError
+from zaya_jax.training.config_file import (
+    apply_overrides,
+    field_help,
+    load_config,
+    split_overrides,
+    to_run_config,
+)
 from zaya_jax.training.metrics_file import MetricsError
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.validation import TrainingError
@@ -68,36 +68,6 @@ def parse_arguments(
     except ConfigError as error:
         parser.error(str(error))
     return Arguments(config, arguments.workdir, arguments.dry_run)
-
-
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Takes `--config.NAME=VALUE`, `--config.NAME VALUE` and bare `--config.SWITCH` out of `argv`.
-
-    Raises:
-      ConfigError: when a value is missing.
-    """
-    rest: list[str] = []
-    overrides: list[tuple[str, str]] = []
-    types = leaf_types()
-    words = iter(range(len(argv)))
-    for i in words:
-        if not argv[i].startswith("--config."):
-            rest.append(argv[i])
-            continue
-        name, equals, text = argv[i].removeprefix("--config.").partition("=")
-        has_next = i + 1 < len(argv) and not argv[i + 1].startswith("--")
-        if (
-            not equals
-            and types.get(name) is bool
-            and not (has_next and argv[i + 1].lower() in ("true", "false"))
-        ):
-            text = "true"
-        elif not equals and has_next:
-            text = argv[next(words)]
-        elif not equals and name in types:
-            raise ConfigError(f"--config.{name} needs a value: --config.{name}=VALUE")
-        overrides.append((name, text))
-    return rest, overrides
 
 
 def run_reporting_errors(run: Callable[[], int]) -> NoReturn:

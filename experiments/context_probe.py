@@ -25,12 +25,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.command_line import run_reporting_errors
-from experiments.configuration import load_config, to_run_config
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.pipeline import Batch, load_text, validation_batches
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.model.transformer import Transformer
+from zaya_jax.training.config_file import load_config, to_run_config
 
 DEPTHS = (0.1, 0.5, 0.9)  # where the needle lies: 0 is the beginning of the text
 _FILLER = ("The road is long.", "A bird sings.", "Rain falls on the roof.", "The kettle is warm.")

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from experiments.command_line import run_reporting_errors
 from experiments.configs import small
-from experiments.configuration import to_run_config
 from experiments.pretrain import pretrain
 from experiments.recipe_evaluation import exact_answers, held_out_loss, held_out_problems
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.data.pipeline import load_text, validation_batches
 from zaya_jax.data.tokenizer import tokenizer_of
+from zaya_jax.training.config_file import to_run_config
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.settings import RunConfig
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from experiments.configuration import to_config_dict
 from zaya_jax import presets
+from zaya_jax.training.config_file import to_config_dict
 from zaya_jax.training.settings import RunConfig
 
 

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line import parse_arguments, split_overrides
+from experiments.command_line import parse_arguments
 from experiments.configs import base, demo
-from experiments.configuration import (
-    apply_overrides,
-    field_help,
-    leaf_types,
-    load_config,
-    to_run_config,
-)
 from experiments.pretrain import plan
 from zaya_jax import presets
 from zaya_jax.config import ConfigError, LayerType
 from zaya_jax.optimizer.settings import Schedule
+from zaya_jax.training.config_file import (
+    apply_overrides,
+    field_help,
+    leaf_types,
+    load_config,
+    split_overrides,
+    to_run_config,
+)
 from zaya_jax.training.resolved import from_plain, setting_differences, to_plain
 from zaya_jax.training.settings import RunConfig
 

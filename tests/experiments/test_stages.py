@@ -12,9 +12,9 @@ import pytest
 
 from experiments import midtrain, sft
 from experiments.command_line import parse_arguments
-from experiments.configuration import load_config, to_run_config
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.optimizer.settings import OptimizerKind
+from zaya_jax.training.config_file import load_config, to_run_config
 
 CONFIGS = Path("experiments/configs")
 TINY = Path(__file__).parent / "tiny_config.py"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.configuration import load_config, to_run_config
 from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce, response_text
 from zaya_jax.config import ConfigError
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.rl.dynamic_sampling import GroupFilter
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.setup import RLSetup
+from zaya_jax.training.config_file import load_config, to_run_config
 from zaya_jax.training.metrics_file import read_metrics
 from zaya_jax.training.settings import RunConfig
 

@@ -80,14 +80,23 @@ def load_config(file_and_name: str) -> ConfigDict:
     return config
 
 
-def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> ConfigDict:
+def apply_overrides(
+    config: ConfigDict,
+    overrides: Sequence[tuple[str, str]],
+    fields: Mapping[str, Any] | None = None,
+) -> ConfigDict:
     """A copy with (dotted name, text) pairs applied in order.
+
+    Args:
+      config: to be changed.
+      overrides: what to change.
+      fields: declared type of every field by dotted name; None: those of `RunConfig`.
 
     Raises:
       ConfigError: for an unknown name, with the nearest valid one, or a value of a wrong type.
     """
     config = config.copy_and_resolve_references()
-    fields = leaf_types()
+    fields = leaf_types() if fields is None else fields
     for name, text in overrides:
         if name not in fields:
             raise ConfigError(f"unknown config field {name!r}{_nearest(name, list(fields))}")
@@ -96,6 +105,36 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[tuple[str, str]]) ->
         with target.ignore_type():
             target[field] = parse_value(name, text, fields[name])
     return config
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Takes `--config.NAME=VALUE`, `--config.NAME VALUE` and bare `--config.SWITCH` out of `argv`.
+
+    Raises:
+      ConfigError: when a value is missing.
+    """
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    types = leaf_types()
+    words = iter(range(len(argv)))
+    for i in words:
+        if not argv[i].startswith("--config."):
+            rest.append(argv[i])
+            continue
+        name, equals, text = argv[i].removeprefix("--config.").partition("=")
+        has_next = i + 1 < len(argv) and not argv[i + 1].startswith("--")
+        if (
+            not equals
+            and types.get(name) is bool
+            and not (has_next and argv[i + 1].lower() in ("true", "false"))
+        ):
+            text = "true"
+        elif not equals and has_next:
+            text = argv[next(words)]
+        elif not equals and name in types:
+            raise ConfigError(f"--config.{name} needs a value: --config.{name}=VALUE")
+        overrides.append((name, text))
+    return rest, overrides
 
 
 def leaf_types(cls: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
@@ -133,16 +172,28 @@ def parse_value(name: str, text: str, kind: Any) -> Any:
         raise ConfigError(f"--config.{name}={text!r} is not {_describe(kind)}") from None
 
 
-def field_help() -> str:
-    """Every field with its default and meaning, by section, read from the dataclasses."""
+def field_help(cls: Any = RunConfig, prefix: str = "--config.") -> str:
+    """Every field with its default and meaning, by section, read from the dataclasses.
+
+    Args:
+      cls: dataclass of settings; fields without a default are left out.
+      prefix: of every name.
+    """
     lines: list[str] = []
-    defaults = to_plain(RunConfig())
-    for name, kind in get_type_hints(RunConfig).items():
+    own = {field.name: _default(field) for field in dataclasses.fields(cls)}
+    defaults = {name: to_plain(v) for name, v in own.items() if v is not dataclasses.MISSING}
+    for name, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
-            lines += ["", *_section_help(f"--config.{name}.", kind, defaults[name])]
+            lines += ["", *_section_help(f"{prefix}{name}.", kind, defaults[name])]
     plain = {name: v for name, v in defaults.items() if not isinstance(v, Mapping)}
-    lines += ["", *_section_help("--config.", RunConfig, plain)]
+    lines += ["", *_section_help(prefix, cls, plain)]
     return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _section_help(prefix: str, cls: Any, defaults: Mapping[str, Any]) -> list[str]:
