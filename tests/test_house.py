@@ -51,6 +51,17 @@ ROOM_IMPORTS: dict[str, set[str]] = {
         "inference",
         "training",
     },
+    "evaluation": {
+        *_SIZES,
+        "parallel",
+        "model",
+        "data",
+        "optimizer",
+        "checkpoint",
+        "inference",
+        "training",
+        "rl",
+    },
 }
 
 MOST_FILE_LINES = 400

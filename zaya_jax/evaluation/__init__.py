@@ -1,0 +1,1 @@
+"""Tasks, samples of a model, statistics of them, and diagnostics of a checkpoint."""
