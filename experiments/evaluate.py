@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.command_line import run_reporting_errors
 from experiments.evaluation_config import evaluation_help, resolve
 from zaya_jax.config import ConfigError
+from zaya_jax.data.config import DataError
 from zaya_jax.evaluation.errors import EvaluationError
 from zaya_jax.evaluation.methods import make_method
 from zaya_jax.evaluation.models import LocalModel, Model, OpenAIModel
@@ -173,7 +174,10 @@ def _model(config: EvaluationConfig) -> Iterator[Model]:
             raise EvaluationError(f"api_key_file={config.api_key_file!r} is empty")
         yield OpenAIModel(config.url, config.model, api_key=key, timeout=config.timeout)
         return
-    engine, tokenizer = load_engine(config.init_from, config.tokenizer or None, config.engine)
+    try:
+        engine, tokenizer = load_engine(config.init_from, config.tokenizer or None, config.engine)
+    except DataError as error:
+        raise EvaluationError(str(error).replace("--tokenizer", "--config.tokenizer")) from error
     with EngineService(engine) as service:
         yield LocalModel(str(Path(config.init_from).resolve()), service, tokenizer)
 

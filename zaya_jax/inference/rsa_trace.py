@@ -76,15 +76,56 @@ class TraceLog:
             self._file.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A run as its log tells it, finished or not.
+
+    Attributes:
+      problem: text of the user's turn.
+      settings: of the run.
+      rounds: candidates of each round by index; the last round may lack some.
+    """
+
+    problem: str
+    settings: RSASettings
+    rounds: tuple[tuple[Candidate, ...], ...]
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a log without touching it.
+
+    Raises:
+      ConfigError: when it is missing or no trace.
+    """
+    lines = _whole_lines(path)
+    if not lines:
+        raise ConfigError(f"{path} does not exist or holds no trace of Markovian RSA")
+    try:
+        problem, settings = lines[0]["problem"], RSASettings(**lines[0]["settings"])
+        candidates = [_candidate(line) for line in lines[1:]]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no trace of Markovian RSA: {error}") from error
+    by_place = {(own.round, own.index): own for own in candidates}  # the later of two stands
+    last = max((own.round for own in candidates), default=-1)
+    rounds = tuple(
+        tuple(by_place[place] for place in sorted(by_place) if place[0] == number)
+        for number in range(last + 1)
+    )
+    return Trace(problem, settings, rounds)
+
+
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a trace; what follows the last newline is torn."""
     if not path.is_file():
         return []
     texts = path.read_text(encoding="utf-8").split("\n")[:-1]
     try:
-        return [json.loads(text) for text in texts]
+        lines = [json.loads(text) for text in texts]
     except ValueError as error:
         raise ConfigError(f"{path} is no trace of Markovian RSA: {error}") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise ConfigError(f"{path} is no trace of Markovian RSA: its lines are no objects")
+    return lines
 
 
 def _check_header(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
