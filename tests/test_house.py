@@ -62,6 +62,7 @@ ROOM_IMPORTS: dict[str, set[str]] = {
         "training",
         "rl",
     },
+    "systems": {*_SIZES, "parallel", "data", "optimizer", "checkpoint", "training"},
 }
 
 MOST_FILE_LINES = 400

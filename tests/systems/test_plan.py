@@ -1,0 +1,190 @@
+"""The plan gives published figures, its sizes are those of the real state, and it refuses well."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.training.tiny import RUN
+from zaya_jax import presets
+from zaya_jax.config import ConfigError
+from zaya_jax.model_size import flops_per_token
+from zaya_jax.optimizer.settings import OptimizerKind
+from zaya_jax.parallel.mesh import build_mesh
+from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
+from zaya_jax.systems.hardware import hardware_names, load_hardware
+from zaya_jax.systems.memory import device_memory, leaf_sizes
+from zaya_jax.systems.mesh_search import best_meshes, evaluate
+from zaya_jax.systems.plan import main
+from zaya_jax.systems.step_time import layer_products
+from zaya_jax.systems.storage import read_load, scatter_factor
+from zaya_jax.systems.traffic import bytes_sent
+from zaya_jax.training.placement import Placement
+from zaya_jax.training.state import abstract_batch, abstract_state
+
+ROOT = Path(__file__).parents[2]
+TINY = str(ROOT / "tests" / "experiments" / "tiny_config.py")
+ONE = dict.fromkeys(MESH_AXES, 1)
+MI300X = load_hardware("mi300x")
+LARGE = dataclasses.replace(
+    RUN,
+    model=presets.zaya1_8b(),
+    optimizer=dataclasses.replace(RUN.optimizer, kind=OptimizerKind.MUON),
+    data=dataclasses.replace(RUN.data, sequence_length=4_096, batch_size=4_096),
+)
+
+
+def test_the_published_storage_example():
+    load = read_load(4_096, 4_096, 2.5)
+    assert (load.bytes_per_step, load.pages_per_step) == (64 * 2**20, 16_384)
+    assert round(load.reads_per_second) == 6_554
+    assert round(load.break_even_seconds, 3) == 0.234
+    scattered = read_load(4_096, 4_096, 2.5, scatter=8)
+    assert scattered.break_even_seconds == pytest.approx(8 * load.break_even_seconds)
+    assert scatter_factor(4, 4_096 * 4) == 2
+
+
+def test_a_scatter_factor_below_one_is_refused():
+    with pytest.raises(ConfigError, match=r"scatter=0\.5"):
+        read_load(1, 1, 1.0, scatter=0.5)
+
+
+def test_all_parameters_of_the_8b_model_are_counted():
+    model = presets.zaya1_8b()
+    balancing = model.num_layers * model.num_router_classes
+    assert sum(leaf.numbers for leaf in leaf_sizes(model, ONE)) + balancing == 8_840_489_464
+
+
+@pytest.mark.parametrize("kind", list(OptimizerKind))
+def test_state_bytes_are_those_of_the_real_state(kind: OptimizerKind):
+    config = dataclasses.replace(
+        RUN,
+        optimizer=dataclasses.replace(RUN.optimizer, kind=kind),
+        data=dataclasses.replace(RUN.data, batch_size=8),
+    )
+    mesh = {**ONE, "fsdp": 4, "expert": 2}
+    placement = Placement(RUN.model, build_mesh(MeshConfig(**mesh)))
+    trees = (
+        placement.abstract(abstract_state(config)),
+        placement.abstract_batch(abstract_batch(config.data)),
+    )
+    found = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(trees)
+    )
+    assert device_memory(config, mesh).state == pytest.approx(found, abs=64)  # counters
+
+
+def test_data_parallel_traffic_is_flat_in_the_number_of_devices():
+    sent = [bytes_sent(LARGE, {**ONE, "data": n})["data"] for n in (8, 64, 1_024)]
+    gradients = 4 * 8_840_489_464
+    assert sent[0] == pytest.approx(2 * 7 / 8 * gradients, rel=1e-6)
+    assert sent[2] < 2 * gradients
+    assert sent[2] / sent[1] < 1.02
+
+
+def test_the_reported_step_lies_near_the_expected_one():
+    """2.5 s for 4,096 sequences of 4,096 tokens; data parallel, Muon (arXiv 2605.05365)."""
+    time = evaluate(LARGE, {**ONE, "data": 1_024}, MI300X).time
+    assert time.fastest < 2.5
+    assert time.slowest == pytest.approx(2.5, rel=0.25)
+    assert time.bound == "matrix products"
+
+
+def test_products_add_up_to_the_counted_flops():
+    total = sum(p.flops * p.calls for p in layer_products(LARGE, {**ONE, "data": 1_024}))
+    counted = flops_per_token(LARGE.model, 4_096) * 16_384
+    assert total == pytest.approx(counted, rel=0.03)  # convolutions and the router's MLP
+
+
+def test_meshes_that_fit_come_first_and_quickest_first():
+    small = dataclasses.replace(LARGE, data=dataclasses.replace(LARGE.data, batch_size=256))
+    found = best_meshes(small, 64, MI300X, count=4)
+    assert all(one.fits for one in found)
+    assert [one.time.slowest for one in found] == sorted(one.time.slowest for one in found)
+    assert all(math.prod(one.mesh.values()) == 64 for one in found)
+
+
+def test_where_nothing_fits_the_smallest_is_shown():
+    found = best_meshes(LARGE, 1, MI300X, count=3)
+    assert [one.fits for one in found] == [False]
+
+
+def test_every_fact_about_hardware_has_a_source():
+    for name in hardware_names():
+        text = " ".join(load_hardware(name).sources)
+        for field in ("achieved_bf16", "achieved_hbm", "achieved_fabric", "nic", "plateau"):
+            assert field in text, (name, field)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *extra: str) -> dict[str, Any]:
+    assert main(["--config", TINY, "--hardware", "h200", "--devices", "4", "--json", *extra]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_plans_the_mesh_it_is_given(capsys: pytest.CaptureFixture[str]):
+    facts = _json(capsys, "--config.mesh.fsdp=2", "--tokens=1e6")
+    assert [one["mesh"] for one in facts["meshes"]] == [{**ONE, "data": 2, "fsdp": 2}]
+    assert facts["budget_tokens"] == 1e6
+    tokens = facts["tokens_per_step"]
+    steps = 1e6 / tokens
+    slowest = facts["meshes"][0]["step_seconds"][1]
+    assert facts["meshes"][0]["days"][1] == pytest.approx(steps * slowest / 86_400)
+    state = facts["checkpoint"]["bytes"]
+    assert state == pytest.approx(12 * facts["parameters"], rel=0.01)
+
+
+def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]):
+    assert main(["--config", TINY, "--hardware", "h200", "--devices", "4"]) == 0
+    text = capsys.readouterr().out
+    for words in ("memory of one device", "tokens/s", "pages a step", "checkpoint"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hardware", "mi100"], "--hardware='mi100' is none of: mi300x, mi350, h200"),
+        (["--devices", "0"], "--devices=0: must be at least 1"),
+        (["--devices", "7"], "no mesh divides data.batch_size=4"),
+        (["--config.mesh.expert=3"], "does not fit 4 devices"),
+    ],
+)
+def test_bad_input_is_one_error_that_names_it(arguments: list[str], message: str):
+    with pytest.raises(ConfigError, match=message.split(":")[0].replace("'", ".")):
+        main(["--config", TINY, "--hardware", "h200", "--devices", "4", *arguments])
+
+
+@pytest.mark.slow
+def test_the_compiled_step_has_the_planned_bytes_and_flat_traffic():
+    sent = {}
+    for devices in (2, 4):
+        command = [sys.executable, "-m", "zaya_jax.systems.plan", "--config", TINY]
+        command += ["--hardware", "mi300x", "--devices", str(devices), "--compile", "--json"]
+        command += [f"--config.mesh.data={devices}"]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=600,
+        )
+        facts = json.loads(done.stdout)
+        planned = facts["meshes"][0]["state_bytes"]
+        assert facts["compiled"]["argument_bytes"] == pytest.approx(planned, rel=0.1)
+        exchanges = facts["compiled"]["collectives"]
+        reduced = [one for one in exchanges if one["axes"] == ["data"]]
+        sent[devices] = sum(one["bytes_sent"] for one in reduced)
+        assert sent[devices] == pytest.approx(facts["meshes"][0]["sent_bytes"]["data"], rel=0.1)
+    assert sent[4] / sent[2] == pytest.approx((3 / 4) / (1 / 2), rel=0.02)  # payload is the same

@@ -1,0 +1,129 @@
+"""Collectives of a compiled program: who exchanges how much with whom, loops unrolled.
+
+Reads the text of an optimised HLO module. A loop's body counts as often as its known trip count
+says. Devices lie on the mesh row by row, the last axis fastest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+_ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "f64": 8, "pred": 1, "s8": 1}
+_ITEM_BYTES |= {"u8": 1, "s16": 2, "u16": 2, "s64": 8, "u64": 8}
+_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_OPERATION = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(?:-start)?\(")
+_CALLS = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?((?:%[\w.\-]+(?:, )?)+)\}?")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_HEAD = re.compile(r"^(ENTRY )?(%[\w.\-]+) .*\{$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of exchange over one set of mesh axes, summed over the program."""
+
+    kind: str
+    axes: tuple[str, ...]  # empty: the group could not be told from the text
+    count: int
+    bytes_sent: float  # by one device, as rings send them
+
+
+def collectives(program: str, mesh: Mapping[str, int]) -> list[Collective]:
+    """All exchanges of a program between at least two devices, largest first."""
+    bodies, entry = _computations(program)
+    totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
+    for line, times in _executed(bodies, entry, 1):
+        match = _OPERATION.search(line)
+        if match is None:
+            continue
+        shape, kind = match.groups()
+        axes, members = _group(line, kind, mesh)
+        if members > 1:
+            sent = times * _ring_bytes(kind, _shape_bytes(shape), members)
+            count, size = totals.get((kind, axes), (0, 0.0))
+            totals[kind, axes] = (count + times, size + sent)
+    found = [Collective(*key, *value) for key, value in totals.items()]
+    return sorted(found, key=lambda one: -one.bytes_sent)
+
+
+def _computations(program: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of every computation by name, and the name of the entry."""
+    bodies: dict[str, list[str]] = {}
+    entry, current = "", ""
+    for line in program.splitlines():
+        head = _HEAD.match(line)
+        if head:
+            current = head.group(2)
+            bodies[current] = []
+            entry = current if head.group(1) else entry
+        elif current:
+            bodies[current].append(line)
+    return bodies, entry
+
+
+def _executed(bodies: dict[str, list[str]], name: str, times: int) -> Iterator[tuple[str, int]]:
+    """Lines with an exchange, and how often each runs. Loops of unknown length count once."""
+    for line in bodies.get(name, []):
+        if any(kind in line for kind in _KINDS):
+            yield line, times
+        trips = _TRIPS.search(line)
+        for group in _CALLS.findall(line):
+            for called in group.split(", "):
+                yield from _executed(bodies, called, times * (int(trips.group(1)) if trips else 1))
+
+
+def _shape_bytes(shape: str) -> int:
+    """Of a result, or of all members of a tuple of results."""
+    return sum(
+        _ITEM_BYTES.get(kind, 4) * math.prod(int(n) for n in sizes.split(",") if n)
+        for kind, sizes in re.findall(r"(\w+)\[([\d,]*)\]", shape)
+    )
+
+
+def _ring_bytes(kind: str, result: int, members: int) -> float:
+    share = (members - 1) / members
+    if kind == "all-reduce":
+        return 2 * share * result
+    if kind == "reduce-scatter":  # the result is one part
+        return (members - 1) * result
+    return result if kind == "collective-permute" else share * result
+
+
+def _group(line: str, kind: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """The mesh axes that a group spans, and how many devices it has."""
+    sizes = tuple(mesh.values())
+    if kind == "collective-permute":
+        pairs = re.findall(r"\{(\d+),(\d+)\}", line.partition("source_target_pairs=")[2])
+        devices = [int(device) for device in pairs[0]] if pairs else []
+    else:
+        devices = _first_group(line.partition("replica_groups=")[2], math.prod(sizes))
+    if len(devices) < 2:
+        return (), len(devices)
+    places = np.array(np.unravel_index(devices, sizes))  # [axes, members]
+    varies = (places != places[:, :1]).any(axis=1)
+    return tuple(axis for axis, moves in zip(mesh, varies, strict=True) if moves), len(devices)
+
+
+def _first_group(text: str, devices: int) -> list[int]:
+    """Members of the first group, from any of the forms in which HLO writes groups."""
+    if explicit := re.match(r"\{\{([\d,]+)\}", text):
+        return [int(device) for device in explicit.group(1).split(",")]
+    if re.match(r"\{\}", text):
+        return list(range(devices))
+    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, source, order = (
+            [int(n) for n in part.split(",")] if part else [] for part in iota.groups()
+        )
+        ids = np.arange(math.prod(source)).reshape(source)
+        return (ids.transpose(order) if order else ids).reshape(shape)[0].tolist()
+    if named := re.match(r"mesh\[([^\]]*)\] \{([^}]*)\}", text):
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named.group(1))}
+        used = re.findall(r"'(\w+)'", named.group(2))
+        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        first = tuple(slice(None) if name in used else 0 for name in sizes)
+        return ids[first].reshape(-1).tolist()
+    raise ValueError(f"cannot read the groups of a collective: {text[:80]!r}")

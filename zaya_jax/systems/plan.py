@@ -1,0 +1,152 @@
+"""Plans a training run on a cluster: memory, FLOPs, exchanges, step time, storage.
+
+    python -m zaya_jax.systems.plan --config experiments/configs/zaya1_8b.py:pretrain1 \\
+        --hardware mi300x --devices 1024
+
+Plans the mesh of the config when it names one (`--config.mesh.fsdp=8`), otherwise the best meshes
+it finds. Everything is closed form unless `--compile` is given: then XLA partitions the real
+training step over as many virtual devices, and its memory and exchanges stand beside the formulas'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from zaya_jax.checkpoint.command import Parser, run_command
+from zaya_jax.config import ConfigError
+from zaya_jax.model_size import parameter_count, training_flops_per_token
+from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
+from zaya_jax.systems import compiled
+from zaya_jax.systems.command import make_parser, parse_with_config
+from zaya_jax.systems.hardware import Hardware, hardware_names, load_hardware
+from zaya_jax.systems.memory import device_memory
+from zaya_jax.systems.mesh_search import Candidate, best_meshes, evaluate
+from zaya_jax.systems.plan_report import print_plan
+from zaya_jax.systems.storage import read_load, save_seconds
+from zaya_jax.training.settings import RunConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    arguments, config = parse_with_config(_parser(), argv)
+    hardware = load_hardware(arguments.hardware)
+    if arguments.devices < 1:
+        raise ConfigError(f"--devices={arguments.devices}: must be at least 1")
+    candidates = _candidates(config, arguments.devices, hardware, arguments.meshes)
+    facts = plan_facts(config, hardware, candidates, arguments)
+    if arguments.compile:
+        facts["compiled"] = _compile(config, candidates[0], arguments.devices)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_plan(facts)
+    return 0
+
+
+def plan_facts(
+    config: RunConfig,
+    hardware: Hardware,
+    candidates: list[Candidate],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Everything the plan says, as plain values."""
+    best = candidates[0]
+    sequence = config.data.sequence_length
+    tokens = config.data.batch_size * sequence
+    budget = arguments.tokens or tokens * config.train.steps
+    writers = max(arguments.devices // hardware.devices_per_node, 1)
+    whole = device_memory(config, dict.fromkeys(MESH_AXES, 1))
+    state = whole.parameters + whole.optimizer + whole.balancing
+    seconds = arguments.step_seconds or best.time.slowest
+    reads = read_load(
+        config.data.batch_size,
+        sequence,
+        seconds,
+        most_reads_per_second=arguments.iops,
+        scatter=arguments.scatter,
+    )
+    return {
+        "hardware": hardware.name,
+        "devices": arguments.devices,
+        "parameters": parameter_count(config.model),
+        "tokens_per_step": tokens,
+        "training_flops_per_token": training_flops_per_token(config.model, sequence),
+        "budget_tokens": budget,
+        "meshes": [_candidate_facts(one, config, hardware, budget, tokens) for one in candidates],
+        "checkpoint": {
+            "bytes": state,
+            "writers": writers,
+            "seconds": save_seconds(state, writers, arguments.storage_gb_s),
+        },
+        "storage": dataclasses.asdict(reads) | {"step_seconds": seconds, "iops": arguments.iops},
+    }
+
+
+def _candidate_facts(
+    one: Candidate, config: RunConfig, hardware: Hardware, budget: float, tokens: int
+) -> dict[str, Any]:
+    memory, time = one.memory, one.time
+    return {
+        "mesh": one.mesh,
+        "fits": one.fits,
+        "bytes": dataclasses.asdict(memory),
+        "total_bytes": memory.total,
+        "state_bytes": memory.state,
+        "sent_bytes": one.sent,
+        "exchange_seconds": time.exchange_seconds,
+        "products_seconds": [time.plateau_seconds, time.sized_seconds],
+        "memory_seconds": time.memory_seconds,
+        "step_seconds": [time.fastest, time.slowest],
+        "bound": time.bound,
+        "tokens_per_second": [tokens / time.slowest, tokens / time.fastest],
+        "days": [budget / tokens * seconds / 86_400 for seconds in (time.fastest, time.slowest)],
+        "mfu": [
+            time.model_flops / (seconds * hardware.peak_bf16_tflops * 1e12)
+            for seconds in (time.slowest, time.fastest)
+        ],
+        "flops_per_device": time.model_flops,
+    }
+
+
+def _candidates(config: RunConfig, devices: int, hardware: Hardware, count: int) -> list[Candidate]:
+    if config.mesh == MeshConfig():
+        return best_meshes(config, devices, hardware, count)
+    return [evaluate(config, config.mesh.sizes(devices), hardware)]
+
+
+def _compile(config: RunConfig, best: Candidate, devices: int) -> dict[str, Any]:
+    compiled.use_virtual_devices(devices)
+    found = compiled.compile_step(dataclasses.replace(config, mesh=MeshConfig(**best.mesh)))
+    return dataclasses.asdict(found)
+
+
+def _parser() -> Parser:
+    parser = make_parser(
+        "plan",
+        "Memory, FLOPs, exchanges, step time and storage of a training run on a cluster.",
+        "--config experiments/configs/zaya1_8b.py:pretrain1 --hardware mi300x --devices 1024",
+    )
+    parser.add_argument("--hardware", required=True, help=", ".join(hardware_names()))
+    parser.add_argument("--devices", required=True, type=int, metavar="N", help="of the cluster")
+    parser.add_argument("--meshes", type=int, default=3, metavar="N", help="best meshes to show")
+    parser.add_argument("--tokens", type=float, help="budget; default: those of the config's steps")
+    parser.add_argument("--step-seconds", type=float, help="for the reads of storage; else ours")
+    parser.add_argument("--iops", type=float, default=70_000, help="reads/s storage sustains")
+    parser.add_argument("--scatter", type=float, default=1.0, help="sigma of scattered reads")
+    parser.add_argument(
+        "--storage-gb-s", type=float, default=12.5, help="GB/s one node writes checkpoints with"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="partition the real step over N virtual devices"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Bytes that one device sends in one step, by mesh axis, in closed form.
+
+Collectives are counted as rings send them, n being the size of the group and S the bytes of the
+whole array:
+
+    all-gather, reduce-scatter   (n - 1) / n * S
+    all-reduce                   2 (n - 1) / n * S
+    all-to-all                   (n - 1) / n * S, S being what one device holds
+    point to point               S
+
+Parameters and gradients travel as float32, activations in `model.activation_dtype`. What is small
+is left out: norms of the gradient, loss sums, counts of the router.
+"""
+
+from __future__ import annotations
+
+from zaya_jax.config import ModelConfig, RematPolicy
+from zaya_jax.parallel.settings import MESH_AXES
+from zaya_jax.systems.memory import MASTER_BYTES, leaf_sizes, tokens_per_device
+from zaya_jax.training.settings import RunConfig
+
+
+def ring_share(devices: int) -> float:
+    """(n - 1) / n."""
+    return (devices - 1) / devices
+
+
+def bytes_sent(config: RunConfig, mesh: dict[str, int]) -> dict[str, float]:
+    """Bytes per step and device for every axis; 0 where the axis has size one."""
+    model, microbatches = config.model, config.train.microbatches
+    tokens = tokens_per_device(config, mesh)
+    sent = dict.fromkeys(MESH_AXES, 0.0)
+    leaves = leaf_sizes(model, mesh)
+    own = MASTER_BYTES * sum(leaf.numbers_here for leaf in leaves)
+    sent["data"] = 2 * ring_share(mesh["data"]) * own
+    split = [leaf for leaf in leaves if leaf.numbers_gathered > leaf.numbers_here]
+    gathered = MASTER_BYTES * sum(leaf.numbers_gathered for leaf in split)
+    whole = own - MASTER_BYTES * sum(leaf.numbers_here for leaf in split)
+    # Forward, once more where the backward pass repeats the layer, and the gradients back.
+    passes = 3 if model.remat is RematPolicy.FULL else 2
+    sent["fsdp"] = ring_share(mesh["fsdp"]) * (passes * microbatches * gathered + 2 * whole)
+    per_layer = _layer_bytes(model, mesh, tokens)
+    for axis, size in per_layer.items():
+        sent[axis] += model.num_layers * microbatches * size
+    # Parameters that are whole on the devices of these axes have their gradients summed.
+    for axis in ("expert", "context", "tensor"):
+        shared = own - MASTER_BYTES * sum(
+            leaf.numbers_here for leaf in leaves if axis == "expert" and "experts" in leaf.path
+        )
+        if axis != "tensor":
+            sent[axis] += 2 * ring_share(mesh[axis]) * shared
+    return sent
+
+
+def _layer_bytes(model: ModelConfig, mesh: dict[str, int], tokens: int) -> dict[str, float]:
+    """Of one layer, forward and backward, for the axes that activations travel over."""
+    size = 4 if model.activation_dtype == "float32" else 2
+    expert, context, tensor = (mesh[axis] for axis in ("expert", "context", "tensor"))
+    replays = 2 if model.remat is RematPolicy.FULL else 1  # forward passes
+    # There and back; the backward pass sends both once more.
+    exchange = (expert - 1) * tokens * (model.hidden_size * size + 4) * 2
+    halo_tokens = max(model.depthwise_conv_width + model.grouped_conv_width - 2, 1)
+    halo = halo_tokens * (model.query_size + 1.5 * model.kv_size) * size if context > 1 else 0
+    key_value = (context - 1) * tokens * 2 * model.kv_size // tensor * size
+    summed = 2 * ring_share(tensor) * tokens * model.hidden_size * size
+    return {
+        "expert": exchange * (replays + 1),
+        "context": (key_value + halo) * (replays + 1),
+        # Outputs of attention and of the experts, forward; gradients of their inputs, backward.
+        "tensor": 2 * summed * (replays + 1),
+    }
