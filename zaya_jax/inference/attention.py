@@ -103,10 +103,8 @@ def cached_attention(
         implementation=config.kernels.value,
     )
     query, key, value = query[:, width:], key[:, width:], value[:, width:]
-    if choose(config.kernels.value, "cached_attention") is None:
-        attended = _attend(query, key, value, past, visible)
-    else:
-        attended = _attend_by_kernel(query, key, value, past)
+    attend = _attend if choose(config.kernels.value, "attention") is None else _attend_by_kernel
+    attended = attend(query, key, value, past, visible)
     # [rows, seq, query_heads, head_dim] -> [rows, seq, query_heads * head_dim]
     attended = attended.reshape(*attended.shape[:2], config.query_size)
     return project("output", config.hidden_size, attended), NewEntries(key, value, columns, delayed)
@@ -169,13 +167,14 @@ def _attend(
 
 
 def _attend_by_kernel(
-    query: Array, key: Array, value: Array, past: Past
+    query: Array, key: Array, value: Array, past: Past, visible: Array
 ) -> Float[Array, "rows seq query_heads head_dim"]:
     """The same by the Pallas kernels, on one run of keys: the cached ones, then the new ones.
 
     What lies in a row beyond its cached keys is later than its new tokens, and so not seen. A row
     is lengthened by the width of the chunk, so that one that brings fewer tokens fits as well.
     """
+    del visible  # the kernels know it from the places of queries and keys
     rows, seq = query.shape[:2]
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     place = past.length[:, None] + jnp.arange(seq, dtype=jnp.int32)[None, :]

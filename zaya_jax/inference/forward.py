@@ -107,12 +107,9 @@ def forward(
             sin=sin,
             visible=visible,
         )
+        expert_norm = Norm(params["expert_norm"]["weight"], first.dtype)
         residual, x = _add_and_norm(
-            config,
-            params["attention_residual"],
-            attended,
-            residual,
-            Norm(params["expert_norm"]["weight"], first.dtype),
+            config, params["attention_residual"], attended, residual, expert_norm
         )
         routed: Any = Router(config).apply(
             {"params": params["router"]},
@@ -122,12 +119,9 @@ def forward(
             balancing_biases=weights.balancing_biases[index],
         )
         router_state = routed.state
+        output = _experts(config, params, x, routed, real)
         residual, x = _add_and_norm(
-            config,
-            params["expert_residual"],
-            _experts(config, params, x, routed, real),
-            residual,
-            following[index],
+            config, params["expert_residual"], output, residual, following[index]
         )
         routes.append(routed.class_index.astype(jnp.uint8))
         entries.append(new)
