@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,23 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zaya_jax.config import ExpertDispatch, ModelConfig
+from tests.training import tiny
+from zaya_jax.config import ExpertDispatch
 from zaya_jax.model.transformer import Transformer
 
-MODEL = ModelConfig(
-    vocab_size=48,
-    hidden_size=16,
-    num_layers=2,
-    num_query_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    num_experts=4,
-    expert_intermediate_size=16,
-    router_hidden_size=8,
-    max_position_embeddings=64,
-    activation_dtype="float32",
-    initializer_stddev=0.3,
-    expert_dispatch=ExpertDispatch.DENSE,
+MODEL = dataclasses.replace(
+    tiny.MODEL, vocab_size=48, initializer_stddev=0.3, expert_dispatch=ExpertDispatch.DENSE
 )
 SKIP = MODEL.num_experts
 
