@@ -19,7 +19,7 @@ import asyncio
 import collections
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,11 @@ class RSAResult:
 
 
 async def markovian_rsa(
-    engine: RolloutEngine, problem: str, settings: RSASettings, trace: Path | None = None
+    engine: RolloutEngine,
+    problem: str,
+    settings: RSASettings,
+    trace: Path | None = None,
+    watch: Callable[[Candidate], object] = lambda candidate: None,
 ) -> RSAResult:
     """Runs all rounds on one problem.
 
@@ -80,13 +84,14 @@ async def markovian_rsa(
       problem: text of a user turn, saying which form the answer shall have.
       settings: see `RSASettings`.
       trace: log file; with candidates in it the run goes on from there.
+      watch: is told of every new candidate as it finishes.
 
     Raises:
       RolloutError: when a whole round was lost.
       ConfigError: when the trace belongs to another run.
     """
     start = time.perf_counter()
-    log = TraceLog(trace, problem, settings)
+    log = TraceLog(trace, problem, settings, watch)
     try:
         populations: list[tuple[Candidate, ...]] = []
         for number in range(settings.rounds + 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,15 @@ class TraceLog:
       ConfigError: when the file belongs to other settings or another problem, or is no trace.
     """
 
-    def __init__(self, path: Path | None, problem: str, settings: RSASettings) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        problem: str,
+        settings: RSASettings,
+        watch: Callable[[Candidate], object] = lambda candidate: None,
+    ) -> None:
+        """Opens or begins a log; `watch` is told of every candidate that is added."""
+        self._watch = watch
         self.candidates: dict[tuple[int, int], Candidate] = {}
         self._file = None
         if path is None:
@@ -69,6 +78,7 @@ class TraceLog:
         if self._file is not None:
             self._file.write(json.dumps(dataclasses.asdict(candidate)) + "\n")
             self._file.flush()
+        self._watch(candidate)
 
     def close(self) -> None:
         """Closes the file."""

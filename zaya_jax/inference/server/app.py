@@ -22,9 +22,11 @@ from zaya_jax.inference import request as engine_request
 from zaya_jax.inference.answer import read_answer
 from zaya_jax.inference.command import closing_tokens
 from zaya_jax.inference.engine import Update
+from zaya_jax.inference.local_rollouts import LocalRollouts
 from zaya_jax.inference.request import Completion, RequestError
 from zaya_jax.inference.server import objects
 from zaya_jax.inference.server.metrics import Metrics
+from zaya_jax.inference.server.page import page
 from zaya_jax.inference.server.protocol import (
     BodyError,
     Call,
@@ -34,6 +36,7 @@ from zaya_jax.inference.server.protocol import (
     parse_body,
     text_call,
 )
+from zaya_jax.inference.server.rsa_route import rsa_call, rsa_events
 from zaya_jax.inference.server.streaming import ChoiceStream
 from zaya_jax.inference.service import EngineService, ServiceError
 
@@ -67,11 +70,13 @@ class Server:
         """The ASGI application."""
         return Starlette(
             routes=[
+                Route("/", page),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._guarded(self._models)),
                 Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
                 Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
+                Route("/v1/markovian_rsa", self._guarded(self._rsa), methods=["POST"]),
             ],
             exception_handlers={404: _not_found, 405: _not_found},
         )
@@ -136,17 +141,8 @@ class Server:
         prompts: list[tuple[int, ...]],
         own: ChatCall | TextCall,
     ) -> Response:
-        if call.model != self.settings.model:
-            raise _Refusal(
-                404,
-                f"model {call.model!r} is not served here; this is {self.settings.model!r}",
-                "model_not_found",
-                "model",
-            )
         requests = self._requests(call, prompts)
-        room = self.service.engine.settings.slots + self.settings.most_waiting
-        if self.open_choices + len(requests) > room:
-            raise _Refusal(429, "too many requests are waiting; try again", "queue_full", None)
+        self._admit(call.model, len(requests))
         for each in requests:  # before a stream begins, so that its status can tell
             self.service.engine.check(each)
         head = objects.Head(
@@ -160,6 +156,34 @@ class Server:
         completions = await _unless_disconnected(request, collected)
         choices = [self._choice(n, c, call, own) for n, c in enumerate(completions)]
         return JSONResponse(head.whole(choices, completions))
+
+    async def _rsa(self, request: Request) -> Response:
+        own = rsa_call(parse_body(await self._body(request)))
+        self._admit(own.model, own.settings.population)
+        engine = LocalRollouts(self.service, self.tokenizer)
+
+        async def counted() -> AsyncIterator[str]:
+            self.open_choices += own.settings.population
+            try:
+                async for event in rsa_events(engine, own):
+                    yield event
+            finally:
+                self.open_choices -= own.settings.population
+
+        return StreamingResponse(counted(), media_type="text/event-stream")
+
+    def _admit(self, model: str, choices: int) -> None:
+        """Refuses another model, and more choices than there is room for."""
+        if model != self.settings.model:
+            raise _Refusal(
+                404,
+                f"model {model!r} is not served here; this is {self.settings.model!r}",
+                "model_not_found",
+                "model",
+            )
+        room = self.service.engine.settings.slots + self.settings.most_waiting
+        if self.open_choices + choices > room:
+            raise _Refusal(429, "too many requests are waiting; try again", "queue_full", None)
 
     def _requests(self, call: Call, prompts: list[tuple[int, ...]]) -> list[engine_request.Request]:
         seed = call.seed if call.seed is not None else secrets.randbits(62)
