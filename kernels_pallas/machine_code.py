@@ -137,12 +137,15 @@ def _triton_calls(operation: Any) -> Iterator[Any]:
 
 
 def _abstract_device(device_kind: str) -> Any:
-    """From 0.11 on jax wants a device to lower for, and an abstract one will do."""
+    """From 0.11 on jax wants a device to lower for, and an abstract one of the mesh will do."""
     if jax.__version_info__ < (0, 11):
         return contextlib.nullcontext()
     abstract_device = importlib.import_module("jax._src.mesh").AbstractDevice
     device = abstract_device(device_kind=device_kind, num_cores=None, platform="gpu")
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        mesh = jax.sharding.AbstractMesh((), ())
+    return jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device))
 
 
 def figures(kernel: str, text: str, num_warps: int, num_stages: int, target: str) -> Figures:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas import machine_code, offline_compile
+from kernels_pallas import device_time, machine_code, offline_compile
 from kernels_pallas.backend import (
     TABLES,
     KernelError,
@@ -85,17 +85,16 @@ def random_arguments(case: Case) -> tuple[Any, ...]:
 
 
 def seconds(case: Case, target: Target) -> float:
-    """Median time of the whole operation, forward and backward, on this machine's GPU."""
+    """Median device time of the whole operation, forward and backward, on this machine's GPU."""
     function = case.traced()
     with compile_for(target):
         # A new function for each candidate: jit remembers what it traced with other tiles.
         compiled = jax.jit(functools.partial(function)).lower(*case.arguments).compile()
+    jax.block_until_ready(compiled(*random_arguments(case)))
     times = []
     for _ in range(ROUNDS):
         arguments = jax.block_until_ready(random_arguments(case))
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        times.append(time.perf_counter() - start)
+        times.append(device_time.seconds(functools.partial(compiled, *arguments)))
     return statistics.median(times)
 
 

@@ -27,6 +27,7 @@ from zaya_jax.presets import PRESETS, nano, preset
         ({"sliding_window": 8}, "sliding_window=8: a window is set but no layer slides"),
         ({"activation_dtype": "float16"}, "activation_dtype='float16': must be float32 or"),
         ({"remat": "some"}, "remat='some' must be one of: none, dots, full"),
+        ({"kernels": "triton"}, "kernels='triton' must be one of: auto, pallas, xla"),
         ({"num_layer": 4}, "no field 'num_layer'; did you mean 'num_layers'"),
     ],
     ids=str,
@@ -39,6 +40,12 @@ def test_an_impossible_model_is_refused(changes: dict[str, Any], message: str) -
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_configuration_survives_plain_values(name: str) -> None:
     assert ModelConfig.from_dict(preset(name).to_dict()) == preset(name)
+
+
+def test_a_configuration_written_before_a_choice_existed_takes_its_default() -> None:
+    fields = nano().to_dict()
+    assert fields.pop("kernels") == "auto"
+    assert ModelConfig.from_dict(fields) == nano()
 
 
 def test_an_unknown_preset_names_the_known_ones() -> None:

@@ -19,7 +19,7 @@ from zaya_jax.inference.cache import (
     bytes_per_token,
     empty_cache,
 )
-from zaya_jax.inference.experts import expert_feed_forward
+from zaya_jax.inference.experts import ExpertMatrices, StackedExperts, expert_feed_forward
 from zaya_jax.inference.forward import (
     NOWHERE,
     Rows,
@@ -50,11 +50,11 @@ step: Any = jax.jit(_step, static_argnums=0, donate_argnums=2)
 
 
 def in_portions(
-    name: str, portions: list[tuple[int, int]], width: int
+    name: str, portions: list[tuple[int, int]], width: int, kernels: str = "auto"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and routes of the case's tokens, each row advancing by its share of each portion."""
     case = CASE_BY_NAME[name]
-    config, tokens = case.model, case.tokens()
+    config, tokens = case.model.replace(kernels=kernels), case.tokens()
     weights = weights_from_variables(config, case_variables(case))
     cache = empty_cache(config, CacheShape(SLOTS, PAGE, PAGES, PAGES, True))
     rng = np.random.default_rng(0)
@@ -124,22 +124,29 @@ def test_a_row_without_a_sequence_leaves_no_trace() -> None:
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 9])
-def test_few_tokens_go_through_their_experts(tokens: int) -> None:
+@pytest.mark.parametrize(
+    "classes",
+    [[5], [1], [5, 1], [5, 1, 4, 1, 0, 5, 2, 1, 4], [1] * 6 + [5, 4], [1, 5] * 40 + [4, 4]],
+)
+def test_tokens_go_through_their_experts_and_no_others(classes: list[int]) -> None:
     """Against the definition; class 3 is hit by nobody, class 5 skips."""
+    tokens = len(classes)
     keys = jax.random.split(jax.random.key(tokens), 4)
     x = jax.random.normal(keys[0], (tokens, 8))
-    gate_up, down = jax.random.normal(keys[1], (5, 12, 8)), jax.random.normal(keys[2], (5, 8, 6))
-    classes = jnp.asarray([5, 1, 4, 1, 0, 5, 2, 1, 4][:tokens], jnp.int32)
-    gate = jnp.where(classes == 5, 0.0, jax.random.uniform(keys[3], (tokens,)))
+    stacked = StackedExperts(
+        jax.random.normal(keys[1], (5, 12, 8)), jax.random.normal(keys[2], (5, 8, 6))
+    )
+    apart = ExpertMatrices(*(tuple(array.at[3].set(jnp.nan)) for array in stacked))
+    chosen = jnp.asarray(classes, jnp.int32)
+    gate = jnp.where(chosen == 5, 0.0, jax.random.uniform(keys[3], (tokens,)))
     by_form = [
         jax.jit(expert_feed_forward, static_argnames=("dispatch", "implementation"))(
-            x, classes, gate, gate_up, down, dispatch=dispatch, implementation="auto"
+            x, chosen, gate, experts, dispatch="dense", implementation="auto"
         )
-        for dispatch in ("grouped", "dense")
+        for experts in (apart, stacked)
     ]
     np.testing.assert_allclose(*by_form, atol=1e-5)
-    assert np.all(np.asarray(by_form[0])[np.asarray(classes) == 5] == 0)
+    assert np.all(np.asarray(by_form[0])[np.asarray(chosen) == 5] == 0)
 
 
 def test_cache_bytes_follow_the_formula_and_are_an_eighth_of_mha() -> None:
