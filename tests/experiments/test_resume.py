@@ -123,7 +123,9 @@ def test_a_finished_run_says_so_at_once(whole_run: Path, environment: dict[str, 
     assert (whole_run / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on_bit_equal(
     number: signal.Signals, whole_run: Path, tmp_path: Path, environment: dict[str, str]
 ):

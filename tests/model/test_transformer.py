@@ -13,6 +13,7 @@ import pytest
 from tests.parity.cases import CASE_BY_NAME, ParityCase
 from tests.parity.ours import case_variables
 from zaya_jax.config import ModelConfig
+from zaya_jax.model.outputs import TransformerOutput
 from zaya_jax.model.transformer import Transformer
 
 # Largest differences measured are about 3e-6 on logits of size 1; rounding alone.
@@ -31,8 +32,8 @@ def variables_of(name: str) -> Any:
 def compiled(config: ModelConfig) -> Any:
     model = Transformer(config)
 
-    def forward(variables: Any, tokens: Any, positions: Any, segment_ids: Any) -> Any:
-        return model.apply(variables, tokens, positions=positions, segment_ids=segment_ids).logits
+    def forward(variables: Any, tokens: Any, positions: Any, segment_ids: Any) -> TransformerOutput:
+        return model.apply(variables, tokens, positions=positions, segment_ids=segment_ids)
 
     return jax.jit(forward)
 
@@ -44,7 +45,7 @@ def logits_of(
     positions: np.ndarray | None = None,
 ) -> np.ndarray:
     forward = compiled(CASE_BY_NAME[name].model)
-    return np.asarray(forward(variables_of(name), tokens, positions, segment_ids))
+    return np.asarray(forward(variables_of(name), tokens, positions, segment_ids).logits)
 
 
 def random_tokens(case: ParityCase, *shape: int) -> np.ndarray:
@@ -53,7 +54,7 @@ def random_tokens(case: ParityCase, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", LEAKY_CASES)
 def test_packed_segments_equal_separate_sequences(name: str) -> None:
-    lengths = (1, 2, 7, 1, 3, 10)
+    lengths = (1, 2, 7, 1, 7, 2)  # few shapes to compile
     row = random_tokens(CASE_BY_NAME[name], 1, sum(lengths))
     segment_ids = np.repeat(np.arange(1, len(lengths) + 1), lengths)[None].astype(np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32)
@@ -105,7 +106,7 @@ def test_no_logit_depends_on_a_later_token(name: str) -> None:
     variables = variables_of(name)
     tokens = random_tokens(case, 1, 12)
 
-    def logit_sum(offset: jax.Array, position: int) -> jax.Array:
+    def logit_sum(offset: jax.Array, position: jax.Array) -> jax.Array:
         """Sum of the logits at `position` with the embedding of every token moved by `offset`."""
         params = dict(variables["params"])
         params["embedding"] = params["embedding"][tokens[0]] + offset
@@ -114,10 +115,10 @@ def test_no_logit_depends_on_a_later_token(name: str) -> None:
         states = model.apply(own, rows, method=Transformer.hidden_states)
         return jnp.sum(states.final[0, position])
 
-    gradient = jax.jit(jax.grad(logit_sum), static_argnums=1)
+    gradient = jax.jit(jax.grad(logit_sum))
     offset = jnp.zeros((12, case.model.hidden_size))
     for position in (0, 1, 5):
-        sizes = np.abs(gradient(offset, position)).max(axis=-1)
+        sizes = np.abs(gradient(offset, jnp.int32(position))).max(axis=-1)
         assert np.all(sizes[position + 1 :] == 0.0)
         assert sizes[position] > 0.0
 
@@ -138,7 +139,12 @@ def squared_logits_and_gradients(layer_loop: str, remat: str) -> tuple[float, li
 
 @pytest.mark.parametrize(
     ("layer_loop", "remat"),
-    [("scan", "dots"), ("scan", "full"), ("unroll", "none"), ("unroll", "full")],
+    [
+        ("scan", "dots"),
+        ("scan", "full"),
+        ("unroll", "none"),
+        pytest.param("unroll", "full", marks=pytest.mark.slow),
+    ],
 )
 def test_loops_and_remat_change_neither_values_nor_gradients(layer_loop: str, remat: str) -> None:
     value, gradients = squared_logits_and_gradients("scan", "none")
@@ -156,7 +162,9 @@ def test_dense_equals_grouped_when_all_tokens_take_one_class(favourite: int) -> 
     variables = {**variables_of("base"), "balancing": {"biases": jnp.asarray(biases)}}
     tokens = random_tokens(case, 1, 37)  # not divisible by any tile
     outputs = {
-        dispatch: Transformer(case.model.replace(expert_dispatch=dispatch)).apply(variables, tokens)
+        dispatch: compiled(case.model.replace(expert_dispatch=dispatch))(
+            variables, tokens, None, None
+        )
         for dispatch in ("dense", "grouped")
     }
     assert np.all(outputs["grouped"].routing.expert_index == favourite)

@@ -25,6 +25,13 @@ Reference = Callable[[str], ReferenceRun]
 
 every_case = pytest.mark.parametrize("name", [case.name for case in CASES])
 
+# Between them every parameter, both dispatches and every branch of the layers; gradients of the
+# other cases take longer to compile than they add.
+QUICK_GRADIENTS = {
+    *("base", "grouped_dispatch", "heads_6_3", "conv_4_3"),
+    *("attention_bias", "untied_head_bias", "sliding"),
+}
+
 
 @functools.cache
 def ours(name: str) -> tuple[HiddenStates, np.ndarray]:
@@ -85,7 +92,13 @@ def test_logits_and_their_first_positions_equal_the_reference(name: str, theirs:
     assert_close(logits, expected.logits, "logits")
 
 
-@every_case
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(case.name, marks=[] if case.name in QUICK_GRADIENTS else pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_loss_and_every_parameter_gradient_equal_the_reference(
     name: str, theirs: Reference
 ) -> None:
