@@ -37,7 +37,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
 
 
