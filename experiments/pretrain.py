@@ -26,6 +26,7 @@ from zaya_jax.training.finish import (
     mark_finished,
     validation_summary,
 )
+from zaya_jax.training.heartbeat import dump_stacks_on_request
 from zaya_jax.training.loop import Loop
 from zaya_jax.training.placement import choose_placement
 from zaya_jax.training.preemption import StopSignal
@@ -51,6 +52,7 @@ def main(
     )
     if arguments.dry_run:
         return plan(arguments.config, arguments.workdir)
+    dump_stacks_on_request()
     try:
         with StopSignal() as stop:
             return pretrain(arguments.config, arguments.workdir, stop)

@@ -49,8 +49,15 @@ def test_every_way_to_write_groups_is_read(groups: str):
     ]
 
 
-def test_transposed_groups_belong_to_the_outer_axis():
-    found = collectives(PROGRAM.replace("GROUPS", "[4,2]<=[2,4]T(1,0)"), MESH)
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "[4,2]<=[2,4]T(1,0)",
+        "mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
+    ],
+)
+def test_transposed_groups_belong_to_the_outer_axis(groups: str):
+    found = collectives(PROGRAM.replace("GROUPS", groups), MESH)
     assert Collective("all-gather", ("data",), 5, 5 * 1 / 2 * 64 * 4) in found
 
 

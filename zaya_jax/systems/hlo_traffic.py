@@ -120,10 +120,16 @@ def _first_group(text: str, devices: int) -> list[int]:
         )
         ids = np.arange(math.prod(source)).reshape(source)
         return (ids.transpose(order) if order else ids).reshape(shape)[0].tolist()
-    if named := re.match(r"mesh\[([^\]]*)\] \{([^}]*)\}", text):
+    if named := re.match(
+        r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", text
+    ):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named.group(1))}
-        used = re.findall(r"'(\w+)'", named.group(2))
-        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        tile, order = (
+            [int(n) for n in part.split(",")] if part else [] for part in named.group(2, 3)
+        )
+        ids = np.arange(math.prod(sizes.values())).reshape(tile or [-1])
+        ids = (ids.transpose(order) if order else ids).reshape(tuple(sizes.values()))
+        used = re.findall(r"'(\w+)'", named.group(4))
         first = tuple(slice(None) if name in used else 0 for name in sizes)
         return ids[first].reshape(-1).tolist()
     raise ValueError(f"cannot read the groups of a collective: {text[:80]!r}")

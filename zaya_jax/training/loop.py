@@ -19,24 +19,29 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.data.checks import check_batch
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
 from zaya_jax.training.clock import Clock
+from zaya_jax.training.guard import Guard, Outcome
+from zaya_jax.training.heartbeat import Heartbeat
 from zaya_jax.training.metrics import train_record
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.profile import Profiler
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import training_part
-from zaya_jax.training.state import TrainState, abstract_batch
+from zaya_jax.training.state import TrainState, abstract_batch, abstract_state
 from zaya_jax.training.step import StepMetrics, train_step
 from zaya_jax.training.validation import TrainingError, Validator
+from zaya_jax.training.watchdog import BadLossPolicy, guarded_step
 from zaya_jax.training.writers import MultiWriter
 
-StepFunction = Callable[[TrainState, dict[str, Any]], tuple[TrainState, StepMetrics]]
+# Step and state -> the next ones, and metrics; None where the run went back to a checkpoint.
+TakeStep = Callable[[int, TrainState], tuple[int, TrainState, StepMetrics | None]]
 
 
 @dataclasses.dataclass
@@ -54,26 +59,33 @@ class Loop:
     clock: Clock
     metadata: Mapping[str, Any]  # saved with every checkpoint
 
+    def __post_init__(self) -> None:
+        self._heartbeat = Heartbeat(self.workdir, jax.process_index())
+
     def train(self, state: TrainState) -> TrainState:
         """Trains from `state`, which it gives up, to the last step or until asked to stop.
 
         On return every checkpoint is durable, one of them of the returned state.
 
         Raises:
-          TrainingError: when loss or gradient is not finite.
+          TrainingError: when loss or gradient is not finite and `guard.policy` is stop, or too many
+            steps were bad.
           CheckpointError: when a checkpoint cannot be written.
           DataError: for a batch that the model cannot take.
         """
         step, total = int(state.step), self.config.train.steps
-        step_function = self._compile(state)
+        take = self._compile(state)
+        self._heartbeat.beat(step, 0.0, 0.0)
         if step == 0:
             self._validate(step, state)
         unread: tuple[int, StepMetrics] | None = None
         with Profiler(self.config.profile, self.workdir / "profile") as profiler:
             while step < total:
                 profiler.before(step + 1, state)
-                state, metrics = step_function(state, self._next_batch())
-                step += 1
+                step, state, metrics = take(step, state)
+                if metrics is None:  # gone back to a checkpoint
+                    unread = None
+                    continue
                 profiler.after(step, metrics)
                 self._report(unread)  # the step before; the device is already busy with this one
                 unread = (step, metrics)
@@ -92,19 +104,58 @@ class Loop:
         self.checkpoints.wait()
         return state
 
-    def _compile(self, state: TrainState) -> StepFunction:
+    def _compile(self, state: TrainState) -> TakeStep:
+        """What takes a step: reads a batch, runs the compiled program, and guards it if asked."""
+        function: Any = functools.partial(train_step, self.config)
+        is_guarded = self.config.guard.policy is not BadLossPolicy.STOP
         with self.clock.measure("compile"):
             placement = self.placement
             shardings = placement.shardings(state)
+            batch = placement.abstract_batch(abstract_batch(self.config.data))
+            inputs: tuple[Any, ...] = (state, batch)
+            if is_guarded:
+                function = functools.partial(guarded_step, function)
+                inputs = (state, batch, jnp.float32(0))
             step = jax.jit(
-                functools.partial(train_step, self.config),
+                function,
                 donate_argnums=0,
                 out_shardings=None if shardings is None else (shardings, None),
             )
             self.validator.compile(state)
-            batch = placement.abstract_batch(abstract_batch(self.config.data))
             with placement.in_force():
-                return step.lower(state, batch).compile()
+                compiled = step.lower(*inputs).compile()
+        if is_guarded:
+            return functools.partial(self._guarded, Guard(self.config.guard, compiled))
+        return functools.partial(self._plain, compiled)
+
+    def _plain(
+        self, compiled: Any, step: int, state: TrainState
+    ) -> tuple[int, TrainState, StepMetrics | None]:
+        state, metrics = compiled(state, self._next_batch())
+        return step + 1, state, metrics
+
+    def _guarded(
+        self, guard: Guard, step: int, state: TrainState
+    ) -> tuple[int, TrainState, StepMetrics | None]:
+        state, metrics, outcome, events = guard.take(step + 1, state, self._next_batch())
+        for name, detail in events:
+            self._event(step + 1, name, detail)
+        if outcome is Outcome.REWIND:
+            self.checkpoints.wait()
+            found = self.checkpoints.find_latest()
+            if found is not None:
+                self._event(step + 1, "rewind", f"to the checkpoint of step {found.step}")
+                return found.step, self._read_state(found.step), None
+            outcome = Outcome.SKIPPED
+        if outcome is Outcome.SKIPPED:
+            self._event(step + 1, "skip", "the batch moved nothing")
+        return step + 1, state, metrics
+
+    def _read_state(self, step: int) -> TrainState:
+        """A saved state; the data stream stays where it is."""
+        template = self.placement.abstract(abstract_state(self.config))
+        found = self.checkpoints.restore(step, template.variables, training_part(template))
+        return TrainState(**found.variables, **found.training)
 
     def _next_batch(self) -> dict[str, Any]:
         with self.clock.measure("data_wait"):
@@ -130,8 +181,10 @@ class Loop:
             goodput=self.clock.goodput,
         )
         self.writers.write(record)
+        self._heartbeat.beat(step, interval.step, interval.data_wait)
+        is_guarded = self.config.guard.policy is not BadLossPolicy.STOP
         for name in ("loss", "grad_norm"):
-            if not math.isfinite(record[name]):
+            if not is_guarded and not math.isfinite(record[name]):
                 raise TrainingError(
                     f"step {step}: {name} is {record[name]}; training stopped and the checkpoints "
                     "before are intact. Lower optimizer.peak_learning_rate or lengthen "
@@ -153,8 +206,11 @@ class Loop:
                 data=self.batches.get_state(),
                 metadata=self.metadata,
             )
+        self._event(step, "checkpoint", "")
+
+    def _event(self, step: int, name: str, detail: str) -> None:
         self.writers.write(
-            {"kind": "event", "step": step, "time": time.time(), "name": "checkpoint", "detail": ""}
+            {"kind": "event", "step": step, "time": time.time(), "name": name, "detail": detail}
         )
 
     def _validates_at(self, step: int) -> bool:

@@ -10,6 +10,7 @@ from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.data.config import DataConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.training.watchdog import GuardConfig
 from zaya_jax.training.writers import WriterConfig
 
 
@@ -72,6 +73,7 @@ class RunConfig:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     log: WriterConfig = dataclasses.field(default_factory=WriterConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
     init_from: str = ""  # run or checkpoint folder to take parameters from; "" = initialise

@@ -1,0 +1,56 @@
+"""Signs of life for whoever watches a run from outside, and stacks on request.
+
+    WORKDIR/heartbeats/<process>.json    step, seconds of its parts, Unix time; replaced every step
+
+SIGUSR1 makes a process print the stacks of all its threads to standard error and go on; that works
+while the main thread is stuck inside a library, too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+FOLDER = "heartbeats"
+
+
+class Heartbeat:
+    """Writes one process' file."""
+
+    def __init__(self, workdir: Path, process: int) -> None:
+        self._path = workdir / FOLDER / f"{process}.json"
+
+    def beat(self, step: int, step_seconds: float, data_wait_seconds: float) -> None:
+        """Says that a step is done and how long its parts took on this process."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "pid": os.getpid(),
+            "step": step,
+            "step_seconds": step_seconds,
+            "data_wait_seconds": data_wait_seconds,
+            "time": time.time(),
+        }
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(record))
+        temporary.rename(self._path)
+
+
+def read_heartbeats(workdir: Path) -> dict[int, dict[str, Any]]:
+    """The newest beat of every process; a file that is being replaced is left out."""
+    found = {}
+    for path in sorted((workdir / FOLDER).glob("*.json")):
+        try:
+            found[int(path.stem)] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def dump_stacks_on_request() -> None:
+    """From now on SIGUSR1 prints the stacks of all threads."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
