@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import hypothesis
 import numpy as np
 import pytest
@@ -64,9 +62,9 @@ def test_lengths_that_fit_no_window_are_named(wrong: int):
 
 
 @pytest.mark.slow
-def test_a_million_lengths_in_seconds():
+def test_a_million_lengths():
     lengths = _lognormal(1_000_000, 131_072)
-    start = time.process_time()
     plan = plan_packing(lengths, 131_072)
-    assert time.process_time() - start < 30
+    np.testing.assert_array_equal(np.sort(plan.examples), np.arange(1_000_000))
+    assert plan.fill.max() <= 131_072
     assert len(plan) <= 1.01 * fewest_windows(lengths, 131_072)

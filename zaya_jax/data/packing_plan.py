@@ -2,7 +2,7 @@
 
 Examples go longest first, each into the fullest window that still holds it (arXiv 2404.10830).
 Windows with equal room are interchangeable, so they are kept in one stack per amount of room, and
-the smallest sufficient room is found in a bit set of two levels. A step costs two operations on
+the smallest sufficient room is found in a bit set of two levels. A step costs a few operations on
 integers of sqrt(L) bits for a window of L tokens.
 """
 
@@ -80,61 +80,45 @@ def fewest_windows(lengths: Int64[np.ndarray, " examples"], window_length: int) 
 
 
 def _assign(lengths: list[int], window_length: int) -> tuple[Int64[np.ndarray, " examples"], int]:
-    """Window of each length, in the order given (longest first), and the number of windows."""
-    windows_by_room: dict[int, list[int]] = {}
-    rooms = _RoomSet(window_length + 1)
-    window_of = np.empty(len(lengths), np.int64)
-    count = 0
-    for index, length in enumerate(lengths):
-        room = rooms.smallest_from(length)
-        if room is None:
-            window, room = count, window_length
-            count += 1
+    """Window of each length, in the order given (longest first), and the number of windows.
+
+    Plain integers and one loop: this runs once for every example of a corpus.
+    """
+    width = math.isqrt(window_length) + 1
+    words = [0] * width  # bit b of word w: whether some window has room w * width + b
+    nonempty = 0  # bit w: whether word w has a bit
+    top = [-1] * (window_length + 1)  # by room: the window on top of its stack
+    below: list[int] = []  # by window: the next one in its stack
+    window_of = []
+    for length in lengths:
+        word, bit = divmod(length, width)
+        bits = words[word] >> bit
+        if bits:
+            room = length + (bits & -bits).bit_length() - 1
+        elif later := nonempty >> (word + 1):
+            word += (later & -later).bit_length()
+            bits = words[word]
+            room = word * width + (bits & -bits).bit_length() - 1
         else:
-            stack = windows_by_room[room]
-            window = stack.pop()
-            if not stack:
-                rooms.remove(room)
-        window_of[index] = window
+            room = window_length
+            top[room] = len(below)
+            below.append(-1)
+            word, bit = divmod(room, width)
+            words[word] |= 1 << bit
+            nonempty |= 1 << word
+        window = top[room]
+        top[room] = below[window]
+        if top[room] < 0:
+            words[word] ^= 1 << (room - word * width)
+            if not words[word]:
+                nonempty ^= 1 << word
         rest = room - length
-        if rest > 0:
-            stack = windows_by_room.setdefault(rest, [])
-            if not stack:
-                rooms.add(rest)
-            stack.append(window)
-    return window_of, count
-
-
-class _RoomSet:
-    """Integers below `size`; finds the smallest member that is at least a given one."""
-
-    def __init__(self, size: int) -> None:
-        self._width = max(1, math.isqrt(size - 1) + 1)
-        self._words = [0] * self._width  # bit b of word w: whether w * width + b is a member
-        self._nonempty = 0  # bit w: whether word w has a member
-
-    def add(self, value: int) -> None:
-        word, bit = divmod(value, self._width)
-        self._words[word] |= 1 << bit
-        self._nonempty |= 1 << word
-
-    def remove(self, value: int) -> None:
-        word, bit = divmod(value, self._width)
-        self._words[word] &= ~(1 << bit)
-        if not self._words[word]:
-            self._nonempty &= ~(1 << word)
-
-    def smallest_from(self, value: int) -> int | None:
-        word, bit = divmod(value, self._width)
-        here = self._words[word] >> bit
-        if here:
-            return value + _lowest_bit(here)
-        later = self._nonempty >> (word + 1)
-        if not later:
-            return None
-        word += 1 + _lowest_bit(later)
-        return word * self._width + _lowest_bit(self._words[word])
-
-
-def _lowest_bit(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1
+        if rest:
+            if top[rest] < 0:
+                word, bit = divmod(rest, width)
+                words[word] |= 1 << bit
+                nonempty |= 1 << word
+            below[window] = top[rest]
+            top[rest] = window
+        window_of.append(window)
+    return np.asarray(window_of, np.int64), len(below)
