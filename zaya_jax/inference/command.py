@@ -81,6 +81,23 @@ def load_engine(
       CheckpointError: when there is no model there.
       DataError: when the tokenizer is not found or produces ids that the model does not have.
     """
+    own = find_tokenizer(checkpoint, tokenizer)
+    config, variables = load_checkpoint(checkpoint)
+    if own.vocab_size > config.vocab_size:
+        raise DataError(
+            f"tokenizer {own.name!r} has {own.vocab_size} ids, the model only "
+            f"{config.vocab_size}; name the one it was trained with"
+        )
+    return Engine(config, variables, own, settings), own
+
+
+def find_tokenizer(checkpoint: str, tokenizer: str | None) -> Tokenizer:
+    """The named tokenizer, or the one that lies with the checkpoint.
+
+    Raises:
+      CheckpointError: when there is no model at `checkpoint`.
+      DataError: when the tokenizer is not found.
+    """
     if tokenizer is None:
         companions = open_checkpoint(checkpoint).companions
         if TOKENIZER_FILE not in companions:
@@ -89,14 +106,7 @@ def load_engine(
                 "as it was named when the model was trained"
             )
         tokenizer = str(companions[TOKENIZER_FILE])
-    own = load_tokenizer(tokenizer)
-    config, variables = load_checkpoint(checkpoint)
-    if own.vocab_size > config.vocab_size:
-        raise DataError(
-            f"tokenizer {tokenizer!r} has {own.vocab_size} ids, the model only "
-            f"{config.vocab_size}; name the one it was trained with"
-        )
-    return Engine(config, variables, own, settings), own
+    return load_tokenizer(tokenizer)
 
 
 def closing_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
