@@ -66,6 +66,7 @@ def attention_decode(
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
+    backend.expect_shapes("attention_decode", lengths=(lengths, key.shape[:1]))
     rows = query.shape[1] * query.shape[2] // key.shape[2]
     many = None if rows <= 128 else f"{rows} queries share a KV head, more than 128"
     reasons = [*refusals(query, key, value), many]

@@ -123,6 +123,27 @@ def choose(
     return target
 
 
+def expect_shapes(operation: str, **arrays: tuple[jax.Array | None, tuple[int, ...]]) -> None:
+    """Refuse arrays whose shape is not the expected one, whichever form is to run.
+
+    Kernels read by index: what lies beyond a shorter array would be read without a word.
+
+    Args:
+      operation: its name, for the error.
+      arrays: by name, the array (None: absent) and the shape that the others ask of it.
+
+    Raises:
+      KernelError: names every array that does not fit.
+    """
+    wrong = [
+        f"{name} is {array.shape}, must be {shape}"
+        for name, (array, shape) in arrays.items()
+        if array is not None and array.shape != shape
+    ]
+    if wrong:
+        raise KernelError(f"{operation}: shapes do not fit together: {'; '.join(wrong)}")
+
+
 _GPUS = ("gpu", "cuda", "rocm")
 
 

@@ -67,7 +67,7 @@ def cca_mix(
       value_current: value channels of this token.
       value_delayed: value channels that the *next* token will use.
       weights: see `CCAWeights`.
-      cos: cosines of the RoPE angles, float32.
+      cos: cosines of the RoPE angles, float32. No gradient reaches the angles.
       sin: sines of the RoPE angles, float32.
       segment_ids: packed segments; None means one segment per row.
       implementation: see `kernels_pallas.backend`.
@@ -77,11 +77,38 @@ def cca_mix(
       RoPE are float32.
     """
     streams = (query_key, value_current, value_delayed)
+    cos, sin = jax.lax.stop_gradient((cos, sin))
+    expect_shapes("cca_mix", query_key, weights, cos, sin, segment_ids)
     refusals = gpu.refusals(*streams, weights)
     target = backend.choose(implementation, "cca_mix", refusals)
     if target is not None and query_key.size:
         return gpu.mix(target, gpu.prepare(*streams, weights, cos, sin, segment_ids))
     return _mix_xla(*streams, weights, cos, sin, segment_ids)
+
+
+def expect_shapes(
+    operation: str,
+    query_key: Array,
+    weights: CCAWeights,
+    cos: Array,
+    sin: Array,
+    segment_ids: Array | None,
+) -> None:
+    """Refuse weights, angles and segments that do not belong to the projections."""
+    channels, head_dim, _ = weights.grouped.shape
+    tokens, (taps, half) = query_key.shape[:2], (weights.depthwise.shape[1], cos.shape[2])
+    kv_heads = weights.temperature.shape[0]
+    backend.expect_shapes(
+        operation,
+        query_key=(query_key, (*tokens, channels)),
+        depthwise=(weights.depthwise, (channels, taps)),
+        depthwise_bias=(weights.depthwise_bias, (channels,)),
+        grouped_bias=(weights.grouped_bias, (channels,)),
+        delayed_value_bias=(weights.delayed_value_bias, (kv_heads * head_dim // 2,)),
+        cos=(cos, (*tokens, min(half, head_dim // 2))),
+        sin=(sin, cos.shape),
+        segment_ids=(segment_ids, tokens),
+    )
 
 
 def _mix_xla(

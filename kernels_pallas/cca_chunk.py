@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend
-from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.cca import CCAWeights, cca_mix, expect_shapes
 from kernels_pallas.gpu import cca_mix as gpu
 
 
@@ -78,9 +79,18 @@ def cca_mix_chunk(
 ) -> Outputs:
     """`cca_mix` of a chunk whose first segment continues from `state`; differentiable in it too.
 
+    No gradient reaches `cos` and `sin`.
+
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
+    expect_shapes("cca_mix_chunk", query_key, weights, cos, sin, segment_ids)
+    fresh = jax.eval_shape(lambda: fresh_state(query_key.shape[0], weights, query_key.dtype))
+    backend.expect_shapes(
+        "cca_mix_chunk",
+        state_query_key=(state.query_key, fresh.query_key.shape),
+        state_value_delayed=(state.value_delayed, fresh.value_delayed.shape),
+    )
     refusals = gpu.refusals(query_key, value_current, value_delayed, weights)
     target = backend.choose(implementation, "cca_mix_chunk", refusals)
     streams = (query_key, value_current, value_delayed)

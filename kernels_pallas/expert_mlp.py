@@ -79,6 +79,8 @@ def expert_mlp(
       ValueError: for shapes that do not fit together or an unknown form.
     """
     _check(x, gate_up, down)
+    tokens = x.shape[:1]
+    backend.expect_shapes("expert_mlp", class_index=(class_index, tokens), gate=(gate, tokens))
     if x.shape[0] == 0:
         return jnp.zeros_like(x)
     if dispatch == "dense":

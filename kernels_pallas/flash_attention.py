@@ -83,6 +83,7 @@ def flash_attention(
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
+    backend.expect_shapes("flash_attention", segment_ids=(segment_ids, key.shape[:2]))
     target = backend.choose(implementation, "flash_attention", refusals(query, key, value))
     limits: dict[str, Any] = {
         "segment_ids": segment_ids,

@@ -59,6 +59,13 @@ def token_log_probabilities(
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
+    width, vocab = hidden.shape[1], weight.shape[0]
+    backend.expect_shapes(
+        "token_log_probabilities",
+        weight=(weight, (vocab, width)),
+        bias=(bias, (vocab,)),
+        targets=(targets, hidden.shape[:1]),
+    )
     target = backend.choose(implementation, "token_log_probabilities", refusals(hidden, weight))
     if target is None:
         found = definition(hidden, weight, bias, targets)

@@ -51,6 +51,10 @@ def newton_schulz(
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
+    if matrices.ndim != 3:
+        raise backend.KernelError(
+            f"newton_schulz: matrices are {matrices.shape}, must be [batch, rows, columns]"
+        )
     known = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     refusal = None if known else f"dtype = {jnp.dtype(dtype)}, not float32 or bfloat16"
     target = backend.choose(implementation, "newton_schulz", [refusal])

@@ -70,20 +70,23 @@ def scaled_residual_norm(
     """`scaled_residual`, float32, and its `rms_norm` cast to `norm_dtype`.
 
     Raises:
-      KernelError: where the Pallas form is asked for, or due, and cannot run.
+      KernelError: for shapes that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
     channels = hidden.shape[-1]
+    vectors = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
+    backend.expect_shapes(
+        "scaled_residual_norm",
+        residual=(residual, hidden.shape),
+        **{name: (vector, (channels,)) for name, vector in vectors._asdict().items()},
+    )
     refusals = [
-        f"hidden {hidden.shape} and residual {residual.shape} differ"
-        if hidden.shape != residual.shape
-        else None,
         f"channels = {channels} is more than {_MOST_CHANNELS}"
         if channels > _MOST_CHANNELS
         else None,
         *(_float_refusal(name, a) for name, a in (("hidden", hidden), ("residual", residual))),
     ]
     target = backend.choose(implementation, "scaled_residual_norm", refusals)
-    vectors = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
     if target is None:
         stream = scaled_residual(hidden, residual, **_without_norm(vectors))
         return stream, rms_norm(stream, norm_weight, epsilon=epsilon).astype(norm_dtype)

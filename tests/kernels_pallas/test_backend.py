@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kernels_pallas import backend, tune
+from kernels_pallas.attention_decode import attention_decode
 from kernels_pallas.backend import KernelError, Target, Tiles, choose, compile_for, tiles
+from kernels_pallas.cca import CCAWeights, cca_mix
+from kernels_pallas.cca_chunk import CCAState, cca_mix_chunk
+from kernels_pallas.expert_mlp import expert_mlp
+from kernels_pallas.flash_attention import flash_attention
+from kernels_pallas.head_statistics import token_log_probabilities
+from kernels_pallas.newton_schulz import newton_schulz
+from kernels_pallas.norm import scaled_residual_norm
+
+OPERATIONS = (
+    attention_decode,
+    cca_mix,
+    cca_mix_chunk,
+    expert_mlp,
+    flash_attention,
+    newton_schulz,
+    scaled_residual_norm,
+    token_log_probabilities,
+)
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
@@ -53,6 +76,102 @@ def test_unknown_words_and_missing_tables_are_named() -> None:
         tiles(Target("mi100"), "norm_forward")
     with pytest.raises(KernelError, match="'mi300x' has no tiles for it at size 512; make them"):
         tiles(Target("mi300x"), "attention_forward", 512)
+
+
+def bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Without the annotation checks of tests, as a user has it."""
+    return getattr(function, "__wrapped__", function)
+
+
+def _arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    return [jnp.zeros(shape) for shape in shapes]
+
+
+def _wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
+    """For every operation a call with one array of the wrong shape, and what is to be said."""
+    q, kv, ids = jnp.zeros((2, 3, 4, 16)), jnp.zeros((2, 3, 1, 16)), jnp.zeros(2, jnp.int32)
+    x, vector, matrix = jnp.zeros((2, 8)), jnp.zeros(8), jnp.zeros((5, 8))
+    names = ("hidden_bias", "hidden_scale", "residual_bias", "residual_scale", "norm_weight")
+    vectors = dict.fromkeys(names, vector)
+    streams = _arrays((1, 3, 24), (1, 3, 4), (1, 3, 4))
+    weights = CCAWeights(*_arrays((24, 2), (24,), (24, 8, 2), (24,), (1,)), None)
+    cca = {"cos": jnp.zeros((1, 3, 2)), "sin": jnp.zeros((1, 3, 2))}
+    state = CCAState(*_arrays((1, 3, 24), (1, 4)))
+    return {
+        "norm": (
+            lambda: scaled_residual_norm(x, x, epsilon=1.0, **{**vectors, "norm_weight": x}),
+            r"scaled_residual_norm: .* norm_weight is \(2, 8\), must be \(8,\)",
+        ),
+        "attention": (
+            lambda: flash_attention(q, kv, kv, segment_ids=ids[None]),
+            r"flash_attention: .* segment_ids is \(1, 2\), must be \(2, 3\)",
+        ),
+        "decode": (
+            lambda: attention_decode(q, kv, kv, ids[:1]),
+            r"attention_decode: .* lengths is \(1,\), must be \(2,\)",
+        ),
+        "log probabilities": (
+            lambda: token_log_probabilities(x, matrix[:, :7], None, ids),
+            r"token_log_probabilities: .* weight is \(5, 7\), must be \(5, 8\)",
+        ),
+        "experts": (
+            lambda: expert_mlp(x, ids[:1], ids, *_arrays((3, 4, 8), (3, 8, 2)), dispatch="grouped"),
+            r"expert_mlp: .* class_index is \(1,\), must be \(2,\)",
+        ),
+        "newton schulz": (
+            lambda: newton_schulz(x),
+            r"newton_schulz: matrices are \(2, 8\), must be \[batch, rows, columns\]",
+        ),
+        "cca": (
+            lambda: cca_mix(*streams, weights, **{**cca, "cos": jnp.zeros((1, 3, 5))}),
+            r"cca_mix: .* cos is \(1, 3, 5\), must be \(1, 3, 4\)",
+        ),
+        "cca chunk": (
+            lambda: cca_mix_chunk(*streams, weights, state, **cca),
+            r"cca_mix_chunk: .* state_query_key is \(1, 3, 24\), must be \(1, 2, 24\)",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "norm",
+        "attention",
+        "decode",
+        "log probabilities",
+        "experts",
+        "newton schulz",
+        "cca",
+        "cca chunk",
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in OPERATIONS:
+        monkeypatch.setitem(globals(), function.__name__, bare(function))
+    call, message = _wrong_calls()[operation]
+    with pytest.raises(KernelError, match=message):
+        call()
+
+
+def test_what_a_kernel_leaves_out_is_nan_when_interpreted() -> None:
+    """So every test that finds its outputs finite has seen all of them written."""
+
+    def first_row(x_ref: Any, out_ref: Any) -> None:
+        column = jnp.arange(3)
+        backend.store(out_ref, 0, column, value=backend.load(x_ref, 0, column))
+
+    plan = Tiles((), 1, 1)
+    out = backend.call(
+        first_row,
+        jnp.ones((2, 3)),
+        target=backend.INTERPRETER,
+        tiles=plan,
+        grid=(1,),
+        outputs=jax.ShapeDtypeStruct((2, 3), jnp.float32),
+        name="first_row",
+    )
+    np.testing.assert_array_equal(out, [[1.0] * 3, [np.nan] * 3])
 
 
 def test_tables_name_the_same_kernels() -> None:

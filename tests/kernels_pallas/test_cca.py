@@ -65,9 +65,12 @@ def test_packed_segments_of_one_and_two_and_a_row_of_padding() -> None:
     check(inputs(2, 21), jnp.asarray(ids), reduction=2 * 21 * 8)
 
 
-def test_wide_convolutions_one_kv_head_full_rotary_and_a_state() -> None:
-    arguments = inputs(1, 18, kv_heads=1, group=3, rotary=8, widths=(3, 4), bias=False)
-    rows, value = random(3, (1, 5, 32), (1, 4))
+@pytest.mark.parametrize(
+    "widths", [(3, 1), pytest.param((3, 4), marks=pytest.mark.slow)], ids=["3-1", "3-4"]
+)
+def test_unequal_widths_one_kv_head_full_rotary_and_a_state(widths: tuple[int, int]) -> None:
+    arguments = inputs(1, 18, kv_heads=1, group=3, rotary=8, widths=widths, bias=False)
+    rows, value = random(3, (1, sum(widths) - 2, 32), (1, 4))
     check(arguments, state=CCAState(rows, value), reduction=4 * 18 * 8)
 
 

@@ -43,6 +43,18 @@ def test_all_tokens_of_one_class(expert: int) -> None:
     check([expert] * 18)
 
 
+def test_tokens_that_skip_are_not_read() -> None:
+    class_index = jnp.asarray([0, EXPERTS, 2, EXPERTS, 0, EXPERTS, 2], jnp.int32)
+    x, *rest = random(0, (7, HIDDEN), (7,), (EXPERTS, 2 * WIDTH, HIDDEN), (EXPERTS, HIDDEN, WIDTH))
+    poisoned = jnp.where((class_index == EXPERTS)[:, None], jnp.nan, x)
+    pallas = functools.partial(expert_mlp, dispatch="grouped", implementation="pallas")
+    actual = interpreted(lambda: value_and_gradients(pallas, (poisoned, class_index, *rest)))
+    expected = value_and_gradients(
+        functools.partial(expert_mlp, dispatch="dense"), (x, class_index, *rest)
+    )
+    assert_close(actual, expected, reduction=7 * HIDDEN)
+
+
 @pytest.mark.slow
 def test_bfloat16_tokens_with_float32_weights() -> None:
     check(np.arange(21) % (EXPERTS + 1), jnp.bfloat16)

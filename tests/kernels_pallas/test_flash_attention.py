@@ -67,6 +67,20 @@ def test_keys_out_of_reach_are_not_read() -> None:
     assert_close(interpreted(lambda: pallas(query, key, value)), clean, reduction=16)
 
 
+@pytest.mark.slow
+def test_gradients_do_not_read_keys_out_of_reach() -> None:
+    query, key, value = inputs(1, 4, 40, 1, 1, 16)
+    xla, pallas = (
+        functools.partial(flash_attention, query_offset=20, window=3, implementation=name)
+        for name in ("xla", "pallas")
+    )
+    clean = value_and_gradients(xla, (query, key, value))
+    outside = (jnp.arange(40) < 18) | (jnp.arange(40) > 23)
+    key, value = (jnp.where(outside[None, :, None, None], jnp.nan, a) for a in (key, value))
+    actual = interpreted(lambda: value_and_gradients(pallas, (query, key, value)))
+    assert_close(actual, clean, reduction=16)  # also: the gradient of unseen keys is written, 0
+
+
 def test_log_sum_exp_combines_two_sets_of_keys() -> None:
     query, key, value = inputs(1, 1, 8, 1, 1, 16)
 

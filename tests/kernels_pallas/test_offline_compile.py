@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kernels_pallas import offline_compile
 from kernels_pallas.machine_code import Figures
+
+GUIDE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 
 def command(*words: str) -> int:
@@ -27,6 +30,15 @@ def test_kernels_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_oversized_tile_breaks_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--only", "norm", "--tile", "norm_forward.rows=16") == 1
     assert "error: norm_forward on mi300x: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["mi300x", "mi350", "h200"])
+def test_the_guide_shows_what_the_command_prints(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--target", target, "--markdown") == 0
+    assert capsys.readouterr().out in GUIDE.read_text(encoding="utf-8")
 
 
 def figures(**changes: int) -> Figures:
