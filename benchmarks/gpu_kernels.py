@@ -1,231 +1,171 @@
 """How fast are the kernels? On a GPU against their peers; on a CPU, tiny, for regressions.
 
-    python benchmarks/gpu_kernels.py --json gpu_kernels.json
+    python -m benchmarks.gpu_kernels --json benchmarks/results/gpu_kernels_h200.json
 
 On a GPU: one run at the sizes of ZAYA1-8B, Pallas against the XLA form and the usual peer (cuDNN
-attention through ``jax.nn.dot_product_attention``, ``jax.lax.ragged_dot``, a dense product, a
-device copy). On a CPU the XLA forms run at tiny sizes: figures to compare with an earlier run on
-the same machine, not statements about a GPU. Data are fresh and random; the outputs of all forms
-are compared before anything is timed; figures are medians over rounds in which every case runs
-once. Times are taken on the host around a finished call and hold, on a GPU, the launch as well.
+attention, ``jax.lax.ragged_dot`` inside the XLA form of the experts, a dense product, a device
+copy). On a CPU the XLA forms run at tiny sizes: figures to compare with an earlier run on the same
+machine, not statements about a GPU.
+
+The outputs of all forms are compared first. Every round draws fresh random data on the device and
+runs every form once; figures are medians over rounds of the time the device was busy, from the
+profiler (on a CPU: of the clock). A form's temporary memory is what its compiled program asks for.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from kernels_pallas.attention_decode import attention_decode
-from kernels_pallas.cca import CCAWeights, cca_mix
-from kernels_pallas.cross_entropy import linear_cross_entropy
-from kernels_pallas.expert_mlp import expert_mlp
-from kernels_pallas.flash_attention import flash_attention
-from kernels_pallas.newton_schulz import newton_schulz
-from kernels_pallas.norm import scaled_residual_norm
+from benchmarks.gpu_kernel_cases import GROUPS, ON_GPU, Operation, head_sizes
+from kernels_pallas.device_time import seconds
 
-ON_GPU = jax.default_backend() != "cpu"
-FORMS = ("pallas", "xla") if ON_GPU else ("xla",)
-DTYPE = jnp.bfloat16 if ON_GPU else jnp.float32
-Cases = dict[tuple[str, str], Callable[[], Any]]
-
-
-def array(rng: np.random.Generator, *shape: int, dtype: Any = None) -> jax.Array:
-    return jnp.asarray(rng.standard_normal(shape, np.float32), dtype or DTYPE)
-
-
-def with_gradients(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:
-    """Outputs and gradients to all floating arguments, compiled."""
-    floating = [i for i, a in enumerate(arguments) if jnp.issubdtype(_dtype(a), jnp.floating)]
-
-    @jax.jit
-    def run(arguments: tuple[Any, ...]) -> Any:
-        def loss(chosen: tuple[Any, ...]) -> jax.Array:
-            full = list(arguments)
-            for position, value in zip(floating, chosen, strict=True):
-                full[position] = value
-            leaves = jax.tree.leaves(function(*full))
-            return jnp.sum(jnp.stack([jnp.sum(a.astype(jnp.float32)) for a in leaves]))
-
-        return jax.grad(loss)(tuple(arguments[i] for i in floating))
-
-    return functools.partial(run, arguments)
+# (what, form) that is to be no slower than the share of (peer, form): the limits that are wanted.
+WANTED = (
+    *(
+        (f"attention {seq}{way}", "pallas", f"attention {seq}{way}", "cudnn", share)
+        for seq in (4096, 16384, 65536)
+        for way, share in (("", 0.8), (" gradient", 0.7))
+    ),
+    ("experts balanced", "pallas", "dense product of the experts' FLOPs", "xla", 0.75),
+    ("experts 4:1", "pallas", "dense product of the experts' FLOPs", "xla", 0.6),
+    ("experts balanced", "pallas", "experts balanced", "xla", 1.0),
+    ("experts 4:1", "pallas", "experts 4:1", "xla", 1.0),
+    ("cross entropy", "pallas", "head product", "xla", 1 / 1.15),
+    ("CCA block", "pallas", "MHA block", "pallas", 1.4),
+    ("CCA block", "cudnn", "MHA block", "cudnn", 1.4),
+)
+WANTED_BANDWIDTH = {"cca": 0.75, "norm": 0.85, "attention decode": 0.7}  # share of the copy's
 
 
-def _dtype(argument: Any) -> Any:
-    return jax.tree.leaves(argument)[0].dtype
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one form took."""
+
+    name: str
+    form: str
+    milliseconds: float
+    fastest: float
+    slowest: float
+    temporary_bytes: int
+    least_bytes: int
 
 
-def add(cases: Cases, name: str, make: Callable[[str], Any], arguments: tuple[Any, ...]) -> None:
-    """Forward, and forward with backward, in every form."""
-    for form in FORMS:
-        function = make(form)
-        cases[name, form] = functools.partial(jax.jit(function), *arguments)
-        cases[f"{name} gradient", form] = with_gradients(function, arguments)
+def check(name: str, outputs: dict[str, Any]) -> None:
+    """Raise unless all forms of an operation agree.
 
-
-def attention_cases(rng: np.random.Generator, cases: Cases) -> None:
-    for seq in (4096, 16384, 65536) if ON_GPU else (256,):
-        q, k, v = (array(rng, 1, seq, heads, 128) for heads in (8, 2, 2))
-
-        def ours(q: Any, k: Any, v: Any, form: str) -> Any:
-            return flash_attention(q, k, v, implementation=form)[0]
-
-        if seq <= 16384:  # the plain form holds all scores
-            add(
-                cases,
-                f"attention {seq}",
-                lambda form: functools.partial(ours, form=form),
-                (q, k, v),
-            )
-        if ON_GPU:
-            peer = functools.partial(
-                jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"
-            )
-            cases[f"attention {seq}", "cudnn"] = functools.partial(jax.jit(peer), q, k, v)
-            cases[f"attention {seq} gradient", "cudnn"] = with_gradients(peer, (q, k, v))
-
-
-def expert_cases(rng: np.random.Generator, cases: Cases) -> None:
-    tokens, hidden, width = (16384, 2048, 2048) if ON_GPU else (256, 64, 64)
-    x = array(rng, tokens, hidden)
-    gate = jnp.asarray(rng.random(tokens, np.float32))
-    gate_up = array(rng, 16, 2 * width, hidden) * hidden**-0.5
-    down = array(rng, 16, hidden, width) * width**-0.5
-    skewed = np.where(np.arange(16) < 4, 4.0, 1.0)
-    loads = {
-        "balanced": rng.permutation(np.arange(tokens) % 16),
-        "4:1": rng.choice(16, tokens, p=skewed / skewed.sum()),
-    }
-    for name, load in loads.items():
-        classes = jnp.asarray(load, jnp.int32)
-
-        def ours(x: Any, gate: Any, gate_up: Any, down: Any, form: str, classes: Any) -> Any:
-            options: dict[str, Any] = {"dispatch": "grouped", "implementation": form}
-            return expert_mlp(x, classes, gate, gate_up, down, **options)
-
-        make = functools.partial(
-            lambda form, classes: functools.partial(ours, form=form, classes=classes),
-            classes=classes,
-        )
-        add(cases, f"experts {name}", make, (x, gate, gate_up, down))
-    cases["experts dense product", "xla"] = functools.partial(
-        jax.jit(lambda x, a, b: (x @ a.T)[:, :width] @ b.T), x, gate_up[0], down[0]
-    )
-
-
-def stream_cases(rng: np.random.Generator, cases: Cases) -> None:
-    """cca, norm and a plain copy of as many bytes."""
-    seq, head_dim, hidden = (16384, 128, 2048) if ON_GPU else (128, 16, 64)
-    channels, half = 10 * head_dim, head_dim
-    weights = CCAWeights(
-        array(rng, channels, 2, dtype=jnp.float32),
-        array(rng, channels, dtype=jnp.float32),
-        array(rng, channels, head_dim, 2, dtype=jnp.float32),
-        array(rng, channels, dtype=jnp.float32),
-        array(rng, 2, dtype=jnp.float32),
-        None,
-    )
-    angles = array(rng, 1, seq, head_dim // 4, dtype=jnp.float32)
-    streams = (array(rng, 1, seq, channels), *(array(rng, 1, seq, half) for _ in range(2)))
-
-    def mix(u: Any, a: Any, b: Any, form: str) -> Any:
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        return cca_mix(u, a, b, weights, cos=cos, sin=sin, implementation=form)
-
-    add(cases, "cca", lambda form: functools.partial(mix, form=form), streams)
-    names = ("hidden_bias", "hidden_scale", "residual_bias", "residual_scale", "norm_weight")
-    vectors = {name: array(rng, hidden, dtype=jnp.float32) for name in names}
-    rows = (array(rng, seq, hidden), array(rng, seq, hidden, dtype=jnp.float32))
-
-    def norm(h: Any, r: Any, form: str) -> Any:
-        options: dict[str, Any] = {"norm_dtype": DTYPE, "implementation": form}
-        return scaled_residual_norm(h, r, epsilon=1e-5, **vectors, **options)
-
-    add(cases, "norm", lambda form: functools.partial(norm, form=form), rows)
-    cases["copy", "xla"] = functools.partial(jax.jit(lambda a: a + 1), rows[1])
-
-
-def other_cases(rng: np.random.Generator, cases: Cases) -> None:
-    """Decode attention, cross entropy and Newton-Schulz."""
-    batch, keys = (64, 32768) if ON_GPU else (4, 256)
-    cache = tuple(array(rng, batch, keys, 2, 128) for _ in range(2))
-    lengths = jnp.full((batch,), keys, jnp.int32)
-    query = array(rng, batch, 1, 8, 128)
-    tokens, hidden, vocab = (4096, 2048, 262_272) if ON_GPU else (64, 64, 512)
-    states, head = array(rng, tokens, hidden), array(rng, vocab, hidden) * hidden**-0.5
-    targets = jnp.asarray(rng.integers(0, vocab, tokens), jnp.int32)
-    weights = jnp.ones((tokens,), jnp.float32)
-
-    def loss(states: Any, head: Any, form: str) -> Any:
-        return linear_cross_entropy(
-            states, head, None, targets, weights, implementation=form
-        ).loss_sum
-
-    add(cases, "cross entropy", lambda form: functools.partial(loss, form=form), (states, head))
-    cases["head product", "xla"] = functools.partial(jax.jit(lambda a, b: a @ b.T), states, head)
-    matrices = array(rng, 4, 2048, 4096) if ON_GPU else array(rng, 2, 32, 48)
-    for form in FORMS:
-        decode = jax.jit(functools.partial(attention_decode, implementation=form))
-        cases["attention decode", form] = functools.partial(decode, query, *cache, lengths)
-        step = jax.jit(functools.partial(newton_schulz, implementation=form))
-        cases["newton schulz", form] = functools.partial(step, matrices)
-
-
-def check(cases: Cases) -> None:
-    """Raise unless all forms of an operation agree; compiles and warms up all cases."""
-    for (name, form), case in cases.items():
-        result = jax.block_until_ready(case())
-        reference = cases.get((name, "xla"))
-        if form == "xla" or reference is None:
-            continue
-        pairs = zip(jax.tree.leaves(result), jax.tree.leaves(reference()), strict=True)
+    bfloat16 results of sums in another order differ by a few units in the last place of the largest
+    entry; a wrong tile or mask is off by the entry itself.
+    """
+    reference_form, reference = next(reversed(outputs.items()))
+    for form, output in outputs.items():
+        pairs = zip(jax.tree.leaves(output), jax.tree.leaves(reference), strict=True)
         for pair in pairs:
+            if not jnp.issubdtype(pair[0].dtype, jnp.floating):
+                continue
             a, b = (leaf.astype(jnp.float32) for leaf in pair)
             error = float(jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1e-30))
             if not error < 3e-2:
-                raise AssertionError(f"{name}, {form}: off by {error:.1e} of the largest entry")
+                raise AssertionError(
+                    f"{name}: {form} and {reference_form} differ by {error:.1e} of the largest"
+                )
 
 
-def measure(cases: Cases, rounds: int) -> list[dict[str, Any]]:
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in cases}
-    for _ in range(rounds):
-        for key, case in cases.items():
-            start = time.perf_counter()
-            jax.block_until_ready(case())
-            times[key].append(time.perf_counter() - start)
+def measure(operation: Operation, rounds: int, seed: int) -> list[Row]:
+    """Compile, compare, then time every form once a round on data drawn for that round."""
+    key = jax.random.key(seed)
+    draw = jax.jit(operation.draw)
+    first = draw(key)
+    compiled = {
+        form: jax.jit(function).lower(*first).compile()
+        for form, function in operation.forms.items()
+    }
+    check(operation.name, {form: run(*first) for form, run in compiled.items()})
+    del first
+    times: dict[str, list[float]] = {form: [] for form in compiled}
+    for number in range(rounds):
+        arguments = jax.block_until_ready(draw(jax.random.fold_in(key, number)))
+        for form, run in compiled.items():
+            times[form].append(1e3 * seconds(functools.partial(run, *arguments)))
     return [
-        {"name": name, "form": form, "milliseconds": 1e3 * statistics.median(values)}
-        for (name, form), values in times.items()
+        Row(
+            operation.name,
+            form,
+            statistics.median(found),
+            min(found),
+            max(found),
+            compiled[form].memory_analysis().temp_size_in_bytes,
+            operation.least_bytes,
+        )
+        for form, found in times.items()
     ]
+
+
+def comparisons(rows: list[Row], logits_bytes: int) -> list[dict[str, Any]]:
+    """What is wanted beside what was measured, where both sides ran."""
+    by_name = {(row.name, row.form): row for row in rows}
+    found = []
+    for name, form, peer, peer_form, share in WANTED:
+        ours, theirs = by_name.get((name, form)), by_name.get((peer, peer_form))
+        if ours and theirs:
+            label = f"{name} ({form}): speed relative to {peer} ({peer_form})"
+            value = theirs.milliseconds / ours.milliseconds
+            found.append({"what": label, "measured": value, "wanted": share})
+    loss = by_name.get(("cross entropy gradient", "pallas"))
+    if loss:
+        value = loss.temporary_bytes / logits_bytes
+        label = "cross entropy gradient (pallas): temporary memory relative to the logits"
+        found.append({"what": label, "measured": value, "wanted": 0.05})
+    copy = by_name["copy", "xla"]
+    for name, share in WANTED_BANDWIDTH.items():
+        row = by_name.get((name, "pallas"))
+        if row:
+            value = row.least_bytes / row.milliseconds * copy.milliseconds / copy.least_bytes
+            label = f"{name} (pallas): bandwidth relative to a copy"
+            found.append({"what": label, "measured": value, "wanted": share})
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21 if ON_GPU else 5)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", help="operations whose name contains this")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
-    rng = np.random.default_rng(time.time_ns())
-    cases: Cases = {}
-    for make in (attention_cases, expert_cases, stream_cases, other_cases):
-        make(rng, cases)
-    check(cases)
-    rows = measure(cases, options.rounds)
-    print(f"{jax.devices()[0].device_kind}: medians of {options.rounds} rounds, milliseconds")
-    for row in rows:
-        print(f"{row['name']:28s}{row['form']:>8s}{row['milliseconds']:12.3f}")
+    device = jax.devices()[0].device_kind
+    print(f"{device}, jax {jax.__version__}: medians of {options.rounds} rounds, milliseconds")
+    rows: list[Row] = []
+    for operation in (operation for group in GROUPS for operation in group()):
+        if options.only and options.only not in operation.name and operation.name != "copy":
+            continue
+        for row in measure(operation, options.rounds, time.time_ns() % 2**31):
+            rows.append(row)
+            temporary = f"{row.temporary_bytes / 2**20:10.1f} MiB"
+            print(f"{row.name:38s}{row.form:>8s}{row.milliseconds:12.3f}{temporary}", flush=True)
+    compared = comparisons(rows, logits_bytes=4 * math.prod(head_sizes()[::2]))
+    for entry in compared:
+        print(f"{entry['what']}: {entry['measured']:.2f} (wanted {entry['wanted']:.2f})")
     if options.json:
-        record = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "device": device,
+            "jax": jax.__version__,
+            "time": "device" if ON_GPU else "host clock",
+            "rounds": options.rounds,
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "comparisons": compared,
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
