@@ -84,7 +84,13 @@ TEXT_MODEL = TINY.replace(vocab_size=272, max_position_embeddings=512)
 def text_engine() -> Engine:
     """One for all tests; they leave it idle."""
     settings = EngineSettings(
-        slots=4, page_size=16, cache_tokens=2_048, prefill_chunk=64, decode_steps=4, least_table=32
+        slots=4,
+        page_size=16,
+        cache_tokens=2_048,
+        prefill_chunk=64,
+        decode_steps=4,
+        least_rows=4,
+        least_table=32,
     )
     tokenizer = load_tokenizer("bytes")
     variables = case_variables(ParityCase("text", TEXT_MODEL, seed=3))

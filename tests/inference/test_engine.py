@@ -23,7 +23,13 @@ from zaya_jax.inference.settings import EngineSettings, warm_up_shapes
 from zaya_jax.inference.text import allowed_tokens
 
 SETTINGS = EngineSettings(
-    slots=4, page_size=4, cache_tokens=256, prefill_chunk=16, decode_steps=4, least_table=24
+    slots=4,
+    page_size=4,
+    cache_tokens=256,
+    prefill_chunk=16,
+    decode_steps=4,
+    least_rows=4,
+    least_table=24,
 )
 
 
@@ -168,7 +174,7 @@ def test_warming_up_compiles_what_is_needed(engine: Engine) -> None:
     said: list[str] = []
     engine.programs.clear()
     engine.warm_up(20, say=said.append)
-    assert len(said) == len(engine.programs) == 4
+    assert len(said) == len(engine.programs) == 2
     warm = set(engine.programs)
     engine.generate([request(1, 9, 10, temperature=0.0)])
     assert engine.programs == warm
@@ -180,6 +186,7 @@ def test_warming_up_compiles_what_is_needed(engine: Engine) -> None:
         (Request(()), "the prompt is empty"),
         (Request((1, 48)), r"token id 48 is outside the vocabulary 0\.\.47"),
         (Request((1,), SamplingParams(logit_bias={50: 1.0})), "token id 50 is outside"),
+        (Request((1,), SamplingParams(stop_tokens=(2**40,))), "token id 1099511627776 is outside"),
         (Request((1,) * 90, SamplingParams(max_tokens=20)), "exceed the 96 tokens"),
     ],
 )
@@ -197,6 +204,8 @@ def test_impossible_requests_are_refused(engine: Engine, own: Request, message: 
         ("temperature", float("nan")),
         ("top_p", 1.1),
         ("top_k", -1),
+        ("top_k", 2**40),
+        ("temperature", 10**400),
         ("min_p", "0.1"),
         ("repetition_penalty", 0),
         ("logit_bias", {1: 101.0}),

@@ -144,8 +144,12 @@ def _attend(
     query = query * head_dim**-0.5
 
     def scores(keys: Array, mask: Array) -> Array:
-        products = jnp.einsum("rthgd,rshd->rhgts", query, keys, preferred_element_type=jnp.float32)
-        return jnp.where(mask, products, -jnp.inf)
+        # Keys on the left: there they are read as they lie, where the right would turn them around.
+        products = jax.lax.dot_general(
+            keys, query, (((3,), (4,)), ((0, 2), (0, 2))), preferred_element_type=jnp.float32
+        )
+        # [rows, kv_heads, keys, seq, group] -> [rows, kv_heads, group, seq, keys]
+        return jnp.where(mask, products.transpose(0, 1, 4, 3, 2), -jnp.inf)
 
     both = jnp.concatenate(
         [

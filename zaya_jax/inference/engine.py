@@ -83,7 +83,7 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.version = 0
         self.programs: set[str] = set()
-        self._weights = weights_from_variables(config, variables)
+        self._weights = weights_from_variables(config, variables, self.settings.expert_bits)
         shape = self.settings.cache_shape(config)
         self._cache = empty_cache(config, shape)
         self._memory = Memory(
@@ -159,7 +159,8 @@ class Engine:
 
         Running requests go on with the keys and values they have. Prefixes are forgotten.
         """
-        self._weights = weights_from_variables(self.config, variables)
+        bits = self.settings.expert_bits
+        self._weights = weights_from_variables(self.config, variables, bits)
         self.version += 1
         if self._memory.prefixes is not None:
             self._memory.prefixes.clear()

@@ -1,79 +1,123 @@
-"""The expert feed-forward for few tokens: reads the weights of the experts that were hit, once.
+"""The expert feed-forward while generating.
 
-Many tokens go through `kernels_pallas.expert_mlp`, whose groups of rows are large enough for
-matrix products. With a handful, reading weights is all that matters: the loop below walks over
-experts that have tokens, takes one expert's matrices and multiplies them with its tokens one by
-one, so they come from memory once and from the processor's cache afterwards.
-FLOPs: 6 H F per token. Bytes: 3 H F per expert that is hit.
+Few tokens come at a time, so reading weights is what takes time. On a CPU every expert's matrices
+are arrays of their own (`ExpertMatrices`): out of a stack, whichever expert a token needs would
+first be copied. Tokens are sorted by expert, and each expert that has some multiplies them in
+blocks of a few rows; experts without tokens are not read. Elsewhere, and for the definition, the
+stacked arrays go to `kernels_pallas.expert_mlp`.
+FLOPs: 6 H F per row of a block. Bytes: 3 H F per block.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.backend import Implementation, choose
+from kernels_pallas.backend import Implementation
 from kernels_pallas.expert_mlp import Dispatch, expert_mlp
+from zaya_jax.inference.quantized import QuantizedMatrix, dequantize
 
-# From here on matrix products over groups of rows are quicker on a CPU.
-FEW_TOKENS = 32
+# Rows of a block, by how many tokens there are at least; the last row of the table is for chunks of
+# prompts, where wasted rows of a product cost more than reading weights twice.
+_BLOCK_ROWS = ((1, 1), (2, 4), (64, 16), (256, 32))
+
+
+class ExpertMatrices(NamedTuple):
+    """The experts of one layer, each in arrays of its own."""
+
+    gate_up: tuple[Float[Array, "twice_width hidden"] | QuantizedMatrix, ...]
+    down: tuple[Float[Array, "hidden width"] | QuantizedMatrix, ...]
+
+
+class StackedExperts(NamedTuple):
+    """The experts of one layer in one array each."""
+
+    gate_up: Float[Array, "experts twice_width hidden"]
+    down: Float[Array, "experts hidden width"]
 
 
 def expert_feed_forward(
     x: Float[Array, "tokens hidden"],
     class_index: Int[Array, " tokens"],
     gate: Float[Array, " tokens"],
-    gate_up: Float[Array, "experts twice_width hidden"],
-    down: Float[Array, "experts hidden width"],
+    experts: ExpertMatrices | StackedExperts,
     *,
     dispatch: Dispatch,
     implementation: Implementation,
 ) -> Float[Array, "tokens hidden"]:
-    """Gated expert outputs in the dtype of `x`; zero for the skip class, which is the last one."""
-    few = x.shape[0] <= FEW_TOKENS and jax.default_backend() == "cpu"
-    if dispatch == "grouped" and few and choose(implementation, "expert_feed_forward") is None:
-        return _expert_by_expert(x, class_index, gate, gate_up, down)
-    return expert_mlp(
-        x, class_index, gate, gate_up, down, dispatch=dispatch, implementation=implementation
-    )
+    """Gated expert outputs in the dtype of `x`; zero for the skip class, which is the last one.
+
+    Args:
+      x: tokens.
+      class_index: of each token; the number of experts is the skip class.
+      gate: factor of each token's output; zero for the skip class.
+      experts: their weights.
+      dispatch: of `expert_mlp`, for stacked experts.
+      implementation: likewise.
+    """
+    if isinstance(experts, StackedExperts):
+        return expert_mlp(
+            x, class_index, gate, *experts, dispatch=dispatch, implementation=implementation
+        )
+    if x.shape[0] == 1:
+        return (gate[:, None] * _one_token(x, class_index[0], experts)).astype(x.dtype)
+    return _in_blocks(x, class_index, gate, experts)
 
 
-def _expert_by_expert(
-    x: Array, class_index: Array, gate: Array, gate_up: Array, down: Array
-) -> Array:
-    tokens, experts = x.shape[0], down.shape[0]
-    if tokens == 1:
-        expert = jnp.minimum(class_index[0], experts - 1)  # a skipped token's gate is zero
-        return (gate[:, None] * _swiglu(x, gate_up[expert], down[expert])).astype(x.dtype)
-    count = jnp.sum(class_index[:, None] == jnp.arange(experts)[None, :], axis=0, dtype=jnp.int32)
-    token_at = jnp.argsort(class_index, stable=True)  # tokens of expert 0 first, skipped ones last
-    start = jnp.cumsum(count) - count
-    hit_first = jnp.argsort(count == 0, stable=True)
-
-    def one_expert(position: Array, output: Array) -> Array:
-        expert = hit_first[position]
-        own_gate_up, own_down = gate_up[expert], down[expert]
-
-        def one_token(place: Array, output: Array) -> Array:
-            token = token_at[place]
-            row = _swiglu(lax.dynamic_slice_in_dim(x, token, 1), own_gate_up, own_down)
-            return lax.dynamic_update_slice_in_dim(output, gate[token] * row, token, 0)
-
-        return lax.fori_loop(start[expert], start[expert] + count[expert], one_token, output)
-
-    hits = jnp.sum(count > 0)
-    output = lax.fori_loop(0, hits, one_expert, jnp.zeros(x.shape, jnp.float32))
-    return output.astype(x.dtype)
+def _one_token(x: Array, class_index: Array, experts: ExpertMatrices) -> Float[Array, "1 hidden"]:
+    """The branch of the token's class alone; skipping reads nothing."""
+    branches = [
+        lambda x, gate_up=gate_up, down=down: _swiglu(x, gate_up, down)
+        for gate_up, down in zip(*experts, strict=True)
+    ]
+    return lax.switch(class_index, [*branches, _skip], x)
 
 
-def _swiglu(x: Array, gate_up: Array, down: Array) -> Array:
+def _skip(x: Array) -> Array:
+    return jnp.zeros(x.shape, jnp.float32)
+
+
+def _in_blocks(
+    x: Array, class_index: Array, gate: Array, experts: ExpertMatrices
+) -> Float[Array, "tokens hidden"]:
+    tokens, count = x.shape[0], len(experts.down)
+    rows = next(rows for least, rows in reversed(_BLOCK_ROWS) if tokens >= least)
+    of_expert = jnp.sum(class_index[:, None] == jnp.arange(count)[None, :], axis=0, dtype=jnp.int32)
+    start = jnp.cumsum(of_expert) - of_expert
+    order = jnp.argsort(class_index, stable=True)  # tokens of expert 0 first, skipped ones last
+    # Rows of a block past its expert's tokens belong to later experts, which overwrite them.
+    ordered = jnp.pad(x[order], ((0, rows - 1), (0, 0)))
+    output = jnp.zeros(ordered.shape, jnp.float32)
+    for expert, (gate_up, down) in enumerate(zip(*experts, strict=True)):
+
+        def one_block(
+            number: Array,
+            output: Array,
+            first: Array = start[expert],
+            gate_up: Array | QuantizedMatrix = gate_up,
+            down: Array | QuantizedMatrix = down,
+        ) -> Array:
+            place = first + number * rows
+            block = lax.dynamic_slice_in_dim(ordered, place, rows)
+            return lax.dynamic_update_slice_in_dim(output, _swiglu(block, gate_up, down), place, 0)
+
+        output = lax.fori_loop(0, -(-of_expert[expert] // rows), one_block, output)
+    back = jnp.zeros_like(order).at[order].set(jnp.arange(tokens, dtype=order.dtype))
+    own = jnp.where((class_index < count)[:, None], gate[:, None] * output[back], 0.0)
+    return own.astype(x.dtype)
+
+
+def _swiglu(x: Array, gate_up: Array | QuantizedMatrix, down: Array | QuantizedMatrix) -> Array:
     """One expert on rows of tokens, float32."""
 
-    def product(a: Array, b: Array) -> Array:
+    def product(a: Array, b: Array | QuantizedMatrix) -> Array:
+        b = dequantize(b, a.dtype) if isinstance(b, QuantizedMatrix) else b.astype(a.dtype)
         axes = (((1,), (1,)), ((), ()))
-        return lax.dot_general(a, b.astype(a.dtype), axes, preferred_element_type=jnp.float32)
+        return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
     g, u = jnp.split(product(x, gate_up), 2, axis=1)
     return product((jax.nn.silu(g) * u).astype(x.dtype), down)

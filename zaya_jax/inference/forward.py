@@ -285,8 +285,7 @@ def _experts(
         x.reshape(-1, config.hidden_size),
         classes.reshape(-1),
         routed.gate.reshape(-1),
-        params["experts"]["gate_up"],
-        params["experts"]["down"],
+        params["experts"],
         dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
         implementation=config.kernels.value,
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from zaya_jax.config import ConfigError, LayerType, ModelConfig
 from zaya_jax.inference.cache import CacheShape
+from zaya_jax.inference.quantized import BITS
 
 _SHORT_CHUNK = 16
 
@@ -25,14 +26,19 @@ class EngineSettings:
     prefill_chunk: int = 256  # most prompt tokens of a row in one dispatch
     prefill_rows: int = 4  # most rows that take in prompts in one dispatch
     decode_steps: int = 8  # most tokens of a row drawn in one dispatch
+    least_rows: int = 1  # rows that every dispatch has; four times as many as more take part
     least_table: int = 4  # pages that every dispatch looks at; doubled as sequences need more
     prefix_cache: bool = True  # remember pages of prompts and completions for later requests
+    expert_bits: int | None = None  # 8 or 4: the experts' weights are rounded to so many
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "prefix_cache" and (isinstance(value, bool) or value < 1):
+            is_size = field.name not in ("prefix_cache", "expert_bits")
+            if is_size and (isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{field.name}={value!r}: must be a positive integer")
+        if self.expert_bits not in (None, *BITS):
+            raise ConfigError(f"expert_bits={self.expert_bits!r}: must be None, 8 or 4")
         if self.cache_tokens < 2 * self.page_size:
             raise ConfigError(
                 f"cache_tokens={self.cache_tokens}: must hold two pages of {self.page_size} tokens"
@@ -63,8 +69,8 @@ class EngineSettings:
         return -(-(config.sliding_window + new_tokens) // self.page_size) + 1
 
     def row_bucket(self, rows: int, most: int) -> int:
-        """1, 4, 16, … rows, at most `most`."""
-        bucket = 1
+        """`least_rows`, four times as many, …, at most `most`."""
+        bucket = self.least_rows
         while bucket < rows:
             bucket *= 4
         return min(bucket, most)

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ExpertDispatch, Kernels, ModelConfig
+from zaya_jax.inference.experts import ExpertMatrices, StackedExperts
+from zaya_jax.inference.quantized import quantize
 
 # Cast to the activation dtype wherever the model uses them; everything else stays float32.
 _CAST = {
@@ -37,7 +39,8 @@ class Weights:
       embedding: float32, also the head's weight where those are tied.
       input_scale: factor of the embedded token.
       input_bias: added to the embedded token before the factor.
-      layers: a tree like the parameters of one `Block` for each layer.
+      layers: a tree like the parameters of one `Block` for each layer; "experts" as
+        `expert_feed_forward` takes them.
       router_state_scale: of each layer; zeros for the first.
       balancing_biases: of each layer.
       final_norm: parameters of the last norm.
@@ -56,17 +59,22 @@ class Weights:
     head_bias: Float[Array, " vocab"] | None
 
 
-def weights_from_variables(config: ModelConfig, variables: dict[str, Any]) -> Weights:
+def weights_from_variables(
+    config: ModelConfig, variables: dict[str, Any], expert_bits: int | None = None
+) -> Weights:
     """A copy of the variables, layer by layer; the caller may drop the original.
 
     Args:
       config: architecture the variables belong to.
       variables: `{"params": …, "balancing": {"biases": …}}`.
+      expert_bits: of the experts' weights, see `quantized`; None keeps them.
     """
-    return _split(config, variables)
+    return _split(config, variables, expert_bits)
 
 
-def _split_layers(config: ModelConfig, variables: dict[str, Any]) -> Weights:
+def _split_layers(
+    config: ModelConfig, variables: dict[str, Any], expert_bits: int | None
+) -> Weights:
     params = variables["params"]
     dtype = jnp.dtype(config.activation_dtype)
 
@@ -76,7 +84,8 @@ def _split_layers(config: ModelConfig, variables: dict[str, Any]) -> Weights:
             own = jnp.asarray(stacked[index])
             return own.astype(dtype) if names in _CAST else own
 
-        return jax.tree_util.tree_map_with_path(take, dict(params["layers"]))
+        own = jax.tree_util.tree_map_with_path(take, dict(params["layers"]))
+        return {**own, "experts": _experts(config, own["experts"], expert_bits)}
 
     first = jnp.zeros((config.router_hidden_size,), jnp.float32)
     later = [params["router_state_scale"][i] for i in range(config.num_layers - 1)]
@@ -94,4 +103,20 @@ def _split_layers(config: ModelConfig, variables: dict[str, Any]) -> Weights:
     )
 
 
-_split = jax.jit(_split_layers, static_argnums=0)
+def _experts(
+    config: ModelConfig, params: dict[str, Array], bits: int | None
+) -> ExpertMatrices | StackedExperts:
+    """One layer's experts as `expert_feed_forward` wants them."""
+    grouped = config.expert_dispatch is ExpertDispatch.GROUPED
+    on_cpu = jax.default_backend() == "cpu" and config.kernels is not Kernels.PALLAS
+    if bits is None and not (grouped and on_cpu):
+        return StackedExperts(params["gate_up"], params["down"])
+
+    def apart(stack: Array) -> tuple[Any, ...]:
+        each = (stack[expert] for expert in range(config.num_experts))
+        return tuple(each) if bits is None else tuple(quantize(own, bits) for own in each)
+
+    return ExpertMatrices(apart(params["gate_up"]), apart(params["down"]))
+
+
+_split = jax.jit(_split_layers, static_argnums=(0, 2))
