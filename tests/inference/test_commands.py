@@ -12,7 +12,7 @@ from tests.inference.models import text_engine
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.data.config import DataError
 from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.inference import chat, command, generate
+from zaya_jax.inference import chat, command, generate, terminal
 from zaya_jax.inference.request import RequestError
 
 
@@ -20,8 +20,7 @@ from zaya_jax.inference.request import RequestError
 def checkpoint(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options that find a model without a disk."""
     loaded = (text_engine(), load_tokenizer("bytes"))
-    for module in (generate, chat):
-        monkeypatch.setattr(module, "load_engine", lambda *arguments: loaded)
+    monkeypatch.setattr(terminal, "load_engine", lambda *arguments: loaded)
     return ["--checkpoint", "anywhere"]
 
 

@@ -13,31 +13,19 @@ from collections.abc import Sequence
 from zaya_jax.data.chat import ChatTemplate
 from zaya_jax.data.conversation import Conversation, Message
 from zaya_jax.inference.answer import read_answer
-from zaya_jax.inference.command import (
-    Parser,
-    add_model_options,
-    add_sampling_options,
-    closing_tokens,
-    load_engine,
-    run_command,
-    sampling_of,
-)
+from zaya_jax.inference.command import closing_tokens, run_command, sampling_of
 from zaya_jax.inference.engine import Engine
 from zaya_jax.inference.request import Request
-from zaya_jax.inference.settings import EngineSettings
+from zaya_jax.inference.terminal import open_engine, writing_parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    parser = Parser(prog="python -m zaya_jax.inference.chat", description=__doc__)
-    add_model_options(parser)
+    parser = writing_parser("chat", __doc__, max_tokens=1_024)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--no-thinking", action="store_true", help="answer at once")
-    add_sampling_options(parser, max_tokens=1_024)
     arguments = parser.parse_args(argv)
-    sampling_of(arguments)  # wrong numbers are told before the model is read
-    settings = EngineSettings(slots=1, cache_tokens=arguments.cache_tokens)
-    engine, tokenizer = load_engine(arguments.checkpoint, arguments.tokenizer, settings)
+    engine, tokenizer = open_engine(arguments, slots=1, prefix_cache=True)
     template = ChatTemplate(tokenizer)
     thinking = not arguments.no_thinking
     messages = [Message("system", arguments.system)] if arguments.system else []

@@ -12,33 +12,19 @@ import sys
 import time
 from collections.abc import Sequence
 
-from zaya_jax.inference.command import (
-    Parser,
-    add_model_options,
-    add_sampling_options,
-    closing_tokens,
-    load_engine,
-    run_command,
-    sampling_of,
-)
+from zaya_jax.inference.command import closing_tokens, run_command, sampling_of
 from zaya_jax.inference.request import Completion, Request
-from zaya_jax.inference.settings import EngineSettings
+from zaya_jax.inference.terminal import open_engine, writing_parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    parser = Parser(prog="python -m zaya_jax.inference.generate", description=__doc__)
-    add_model_options(parser)
+    parser = writing_parser("generate", __doc__, max_tokens=200)
     parser.add_argument("--prompt", action="append", required=True, metavar="TEXT")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the text")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt")
-    add_sampling_options(parser, max_tokens=200)
     arguments = parser.parse_args(argv)
-    sampling = sampling_of(arguments)  # wrong numbers are told before the model is read
-    settings = EngineSettings(
-        slots=len(arguments.prompt), cache_tokens=arguments.cache_tokens, prefix_cache=False
-    )
-    engine, tokenizer = load_engine(arguments.checkpoint, arguments.tokenizer, settings)
+    engine, tokenizer = open_engine(arguments, slots=len(arguments.prompt), prefix_cache=False)
     texts = [sys.stdin.read() if text == "-" else text for text in arguments.prompt]
     requests = [
         Request(
@@ -52,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         )
         for index, text in enumerate(texts)
     ]
-    del sampling
     start = time.perf_counter()
     completions = engine.generate(requests)
     seconds = time.perf_counter() - start
