@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,18 +21,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from experiments.command_line import run_reporting_errors
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.pipeline import Batch, load_text, validation_batches
-from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.data.tokenizer import tokenizer_of
+from zaya_jax.evaluation.diagnostics.needles import needle_grid
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.training.config_file import load_config, to_run_config
 
 DEPTHS = (0.1, 0.5, 0.9)  # where the needle lies: 0 is the beginning of the text
-_FILLER = ("The road is long.", "A bird sings.", "Rain falls on the roof.", "The kettle is warm.")
 
 
 class PositionLoss(NamedTuple):
@@ -45,17 +44,12 @@ class PositionLoss(NamedTuple):
     tokens: int
 
 
-class Needle(NamedTuple):
-    """A text that ends with the number hidden in it."""
-
-    ids: list[int]
-    answer_length: int  # tokens of the number at the end
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.context_probe", description=(__doc__ or "").splitlines()[0]
+        prog="python -m experiments.context_probe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workdir", required=True, help="a run or a checkpoint; only read")
     parser.add_argument("--config", required=True, metavar="FILE.py[:NAME]", help="whose data")
@@ -71,12 +65,15 @@ def main(argv: Sequence[str]) -> int:
             positions = f"{bucket.start}-{bucket.end - 1}"
             print(f"{source:<28}{positions:>16}{bucket.loss:>9.3f}{bucket.tokens:>10,}")
     print(f"\n{'needle at depth':>16}" + "".join(f"{depth:>9.0%}" for depth in DEPTHS))
-    tokenizer = tokenizer_of(data)
-    for length in (window // 4, window // 2, window):
-        shares = [
-            needles_found(model, variables, make_needles(tokenizer, length, d, arguments.trials))
-            for d in DEPTHS
-        ]
+    grid = needle_grid(
+        model,
+        variables,
+        tokenizer_of(data),
+        lengths=(window // 4, window // 2, window),
+        depths=DEPTHS,
+        trials=arguments.trials,
+    )
+    for length, shares in zip(grid.lengths, grid.found, strict=True):
         print(f"{length:>16,}" + "".join(f"{share:>9.0%}" for share in shares))
     return 0
 
@@ -101,40 +98,6 @@ def loss_by_position(
     ]
 
 
-def make_needles(tokenizer: Tokenizer, length: int, depth: float, count: int) -> list[Needle]:
-    """Texts of nearly `length` tokens with a number hidden at `depth` and repeated at the end."""
-    random_source = random.Random(f"{length} {depth}")
-    needles = []
-    for _ in range(count):
-        number = "".join(random_source.choices("123456789", k=4))
-        fact, question = f" The secret number is {number}.", " The secret number is"
-        answer = tokenizer.encode(f" {number}")
-        room = length - 1 - sum(len(tokenizer.encode(t)) for t in (fact, question)) - len(answer)
-        filler: list[int] = []
-        while len(filler) < room:
-            filler += tokenizer.encode(f" {random_source.choice(_FILLER)}")
-        cut = int(depth * room)
-        before, after = filler[:cut], filler[cut : max(room, 0)]
-        ids = [tokenizer.bos_id, *before, *tokenizer.encode(fact), *after]
-        needles.append(Needle([*ids, *tokenizer.encode(question), *answer], len(answer)))
-    return needles
-
-
-def needles_found(
-    config: ModelConfig, variables: dict[str, Any], needles: Sequence[Needle]
-) -> float:
-    """Share of needles of which every token is predicted."""
-    width = max(len(needle.ids) for needle in needles)
-    tokens = np.zeros((len(needles), width), np.int32)
-    is_answer = np.zeros((len(needles), width), np.bool_)
-    for row, needle in enumerate(needles):
-        end = len(needle.ids)
-        tokens[row, :end] = needle.ids
-        is_answer[row, end - needle.answer_length : end] = True
-    found = jax.jit(functools.partial(_all_predicted, config))(variables, tokens, is_answer)
-    return float(np.mean(np.asarray(found)))
-
-
 def _token_losses(
     config: ModelConfig, variables: dict[str, Any], batch: dict[str, Array]
 ) -> Float[Array, "batch seq"]:
@@ -150,21 +113,6 @@ def _token_losses(
         return -jnp.take_along_axis(log_p, row["targets"][:, None], axis=-1)[:, 0]
 
     return jax.lax.map(one_row, dict(batch))
-
-
-def _all_predicted(
-    config: ModelConfig,
-    variables: dict[str, Any],
-    tokens: Int[Array, "batch seq"],
-    is_answer: Bool[Array, "batch seq"],
-) -> Bool[Array, " batch"]:
-    def one_row(row: tuple[Array, Array]) -> Bool[Array, ""]:
-        ids, asked = row
-        output: Any = Transformer(config).apply(variables, ids[None])
-        predicted = jnp.argmax(output.logits[0], axis=-1)
-        return jnp.all(jnp.where(asked[1:], predicted[:-1] == ids[1:], True))
-
-    return jax.lax.map(one_row, (tokens, is_answer))
 
 
 if __name__ == "__main__":

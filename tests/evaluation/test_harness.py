@@ -167,70 +167,70 @@ def test_generation_is_greedy_and_ends_at_a_stop_string() -> None:
     assert cut[0] == text[: text.index(stop)]
 
 
-@pytest.mark.slow
-def test_the_harness_itself_runs_a_task_of_its_own(tmp_path: Path) -> None:
-    library = pytest.importorskip("lm_eval", reason="needs the harness extra")
-    from lm_eval.api.model import LM
-    from lm_eval.tasks import TaskManager
-
-    model = harness_class()(
-        MODEL, variables(), BYTES, engine_settings=harness()._settings, rows_at_once=4
-    )
-    assert isinstance(model, LM)
-    rows = [
-        {"q": "ab", "options": ["c", "d"], "gold": 0},
-        {"q": "x", "options": ["y", "z"], "gold": 1},
-    ]
-    (tmp_path / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.json")}},
-        "test_split": "test",
-        "doc_to_text": "{{q}}",
-    }
-    choice = {
-        **common,
-        "task": "own_choice",
+ROWS: list[dict[str, Any]] = [
+    {"q": "ab", "options": ["c", "d"], "gold": 0},
+    {"q": "x", "options": ["y", "z"], "gold": 1},
+]
+OWN_TASKS: dict[str, dict[str, Any]] = {
+    "own_choice": {
         "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
         "doc_to_choice": "{{options}}",
         "doc_to_target": "{{gold}}",
         "metric_list": [{"metric": "acc"}],
-    }
-    rolling = {
-        **common,
-        "task": "own_rolling",
+    },
+    "own_rolling": {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{q}}",
         "metric_list": [{"metric": "byte_perplexity"}],
-    }
-    writing = {
-        **common,
-        "task": "own_writing",
+    },
+    "own_writing": {
         "output_type": "generate_until",
+        "doc_to_text": "{{q}}",
         "doc_to_target": "{{q}}",
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "do_sample": False},
         "metric_list": [{"metric": "exact_match"}],
-    }
-    for task in (choice, rolling, writing):
-        (tmp_path / f"{task['task']}.yaml").write_text(json.dumps(task))
+    },
+}
+
+
+def write_tasks(folder: Path) -> None:
+    """Tasks as the harness reads them: YAML, of which JSON is a part."""
+    rows = folder / "rows.json"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name, fields in OWN_TASKS.items():
+        data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}}}
+        task = {"task": name, "test_split": "test", **data, **fields}
+        (folder / f"{name}.yaml").write_text(json.dumps(task))
+
+
+@pytest.mark.slow
+def test_the_harness_itself_runs_tasks_of_our_own(tmp_path: Path) -> None:
+    library = pytest.importorskip("lm_eval", reason="needs the harness extra")
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    settings = harness()._settings
+    model = harness_class()(MODEL, variables(), BYTES, engine_settings=settings, rows_at_once=4)
+    assert isinstance(model, LM)
+    write_tasks(tmp_path)
     results = library.simple_evaluate(
         model=model,
-        tasks=["own_choice", "own_rolling", "own_writing"],
+        tasks=list(OWN_TASKS),
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         log_samples=False,
     )["results"]
-    best = [
-        int(
-            np.argmax(
-                [plain_scores(bos(row["q"] + o), len(bos(row["q"])))[0] for o in row["options"]]
-            )
-        )
-        for row in rows
-    ]
-    right = np.mean([own == row["gold"] for own, row in zip(best, rows, strict=True)])
-    assert results["own_choice"]["acc,none"] == right
-    nats = sum(plain_scores(bos(row["q"]), 1)[0] for row in rows)
-    expected = np.exp(-nats / sum(len(row["q"]) for row in rows))
+    right = []
+    for row in ROWS:
+        asked_for = bos(row["q"])
+        scores = [
+            plain_scores([*asked_for, *BYTES.encode(option)], len(asked_for))[0]
+            for option in row["options"]
+        ]
+        right.append(int(np.argmax(scores)) == row["gold"])
+    assert results["own_choice"]["acc,none"] == np.mean(right)
+    nats = sum(plain_scores(bos(row["q"]), 1)[0] for row in ROWS)
+    expected = np.exp(-nats / sum(len(row["q"]) for row in ROWS))
     assert results["own_rolling"]["byte_perplexity,none"] == pytest.approx(expected, rel=1e-4)
     assert results["own_writing"]["exact_match,none"] == 0.0

@@ -1,0 +1,1 @@
+"""What a checkpoint looks like from inside: router load, experts, sampler, long contexts."""
