@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import shlex
@@ -243,7 +244,11 @@ def test_documented_commands_parse(
     elif words[0] == "-m":
         assert importlib.util.find_spec(words[1]) is not None, f"{document}: no module {words[1]}"
         if words[1].startswith("experiments.") and "--help" not in words:
-            parse_arguments(words[2:], program=words[1], summary="")
+            parse = getattr(importlib.import_module(words[1]), "parse", None)
+            if parse is not None:  # a command line of its own
+                parse(words[2:])
+            else:
+                parse_arguments(words[2:], program=words[1], summary="")
     else:
         assert (ROOT / words[0]).exists(), f"{document}: no file {words[0]}"
 
