@@ -55,3 +55,10 @@ def test_calls_are_text_where_no_tools_were_declared() -> None:
     answer = read_answer(CALL, thinking=False, parse_calls=False)
     assert answer.calls == ()
     assert answer.content == CALL
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "NaN", '{"a": Infinity}', "[1"])
+def test_a_value_that_is_no_json_is_text(value: str) -> None:
+    call = f"<zyphra_tool_call><function=f><parameter=x>\n{value}\n</parameter></function>"
+    [own] = read_answer(call, thinking=False).calls
+    assert json.loads(own.arguments) == {"x": value}

@@ -80,6 +80,10 @@ def _value(text: str) -> Any:
     """Values stand on their own lines; what is JSON other than a string is taken as such."""
     text = text.removeprefix("\n").removesuffix("\n")
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 MOST_TOP_LOGPROBS = 20
 MOST_STOP_TOKENS = 8
+_LARGEST_INTEGER = 2**31 - 1  # of the arrays that settings travel in
 
 
 class RequestError(ValueError):
@@ -47,10 +47,10 @@ class SamplingParams:
     top_logprobs: int = 0  # alternatives to report for each token
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1, math.inf)
+        _integer("max_tokens", self.max_tokens, 1, _LARGEST_INTEGER)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0)
-        _integer("top_k", self.top_k, 0, math.inf)
+        _integer("top_k", self.top_k, 0, _LARGEST_INTEGER)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _integer("top_logprobs", self.top_logprobs, 0, MOST_TOP_LOGPROBS)
@@ -118,26 +118,26 @@ def check_prompt(request: Request, vocab_size: int, most_positions: int, most_ca
     tokens: Sequence[int] = request.tokens
     if not tokens:
         raise RequestError("the prompt is empty; give at least one token")
-    for token in (*tokens, *request.sampling.logit_bias):
+    sampling = request.sampling
+    for token in (*tokens, *sampling.logit_bias, *sampling.stop_tokens):
         if not 0 <= token < vocab_size:
             raise RequestError(f"token id {token} is outside the vocabulary 0..{vocab_size - 1}")
-    total = len(tokens) + request.sampling.max_tokens
+    total = len(tokens) + sampling.max_tokens
     room = min(most_positions, most_cached)
     if total > room:
         raise RequestError(
-            f"prompt of {len(tokens)} tokens and max_tokens={request.sampling.max_tokens} exceed "
+            f"prompt of {len(tokens)} tokens and max_tokens={sampling.max_tokens} exceed "
             f"the {room} tokens a sequence can have here; shorten one of them"
         )
 
 
 def _number(name: str, value: Any, least: float, most: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most:
+    if not is_number or not least <= value <= most:  # neither NaN nor infinity is
         raise RequestError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")
 
 
-def _integer(name: str, value: Any, least: float, most: float) -> None:
+def _integer(name: str, value: Any, least: int, most: int) -> None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or not least <= value <= most:
-        upper = "" if most == math.inf else f" and at most {most}"
-        raise RequestError(f"{name}={value!r}: must be an integer of at least {least}{upper}")
+        raise RequestError(f"{name}={value!r}: must be an integer from {least} to {most}")
