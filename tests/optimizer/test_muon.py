@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from kernels_pallas.backend import INTERPRETER, KernelError, compile_for
 from tests.optimizer.muon_reference import Reference, orthogonalize
 from zaya_jax import presets
 from zaya_jax.model.transformer import Transformer
@@ -53,6 +54,25 @@ def _after_steps(config: OptimizerConfig, params: dict, gradients: list[dict]) -
 
 def _matrix(array: np.ndarray, name: str = "weight") -> dict:
     return {"fc": {name: jnp.asarray(array)}}
+
+
+def test_the_kernels_take_stacks_of_any_depth_and_zero_matrices():
+    matrices = jax.random.normal(jax.random.key(0), (2, 2, 5, 3)).at[0, 1].set(0.0)
+
+    def run(implementation):
+        return jax.jit(
+            lambda x: newton_schulz.orthogonalize(x, steps=2, implementation=implementation)
+        )(matrices)
+
+    with compile_for(INTERPRETER):
+        found = run("pallas")
+    np.testing.assert_allclose(found, run("xla"), atol=1e-5)
+
+
+def test_the_kernels_do_not_run_on_matrices_that_a_mesh_splits():
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh), pytest.raises(KernelError, match="on a mesh, where matrices stay"):
+        newton_schulz.orthogonalize(jnp.ones((3, 2)), implementation="pallas")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

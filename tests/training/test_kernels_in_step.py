@@ -31,9 +31,8 @@ def run_with(**changes: Any) -> Any:
     return dataclasses.replace(RUN, model=model)
 
 
-def kernels_of(kernels: str, target: str, placement: Placement) -> set[str]:
+def kernels_of(run: Any, target: str, placement: Placement) -> set[str]:
     """Names of the kernels in a step's program, lowered for a GPU that is not here."""
-    run = run_with(kernels=kernels)
     state = placement.abstract(abstract_state(run))
     batch = placement.abstract_batch(random_batch(batch=8))
     step = functools.partial(train_step, run)
@@ -49,15 +48,18 @@ def mesh_of(**sizes: int) -> Placement:
 
 def test_on_a_mesh_each_device_runs_the_kernels() -> None:
     placement = mesh_of(data=2, expert=2, context=2)
-    assert kernels_of("auto", "mi300x", placement) == FORWARD | BACKWARD | LOSS
+    assert kernels_of(RUN, "mi300x", placement) == FORWARD | BACKWARD | LOSS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["mi300x", "h200"])
 def test_on_one_device_it_runs_the_kernels(target: str) -> None:
     one = Placement(RUN.model, None)
-    assert kernels_of("pallas", target, one) == FORWARD | BACKWARD | LOSS
-    assert kernels_of("xla", target, one) == set()
+    muon = dataclasses.replace(RUN.optimizer, kind="muon")
+    by_muon = dataclasses.replace(run_with(kernels="pallas"), optimizer=muon)
+    newton_schulz = {"symmetric_product", "matrix_step"}
+    assert kernels_of(by_muon, target, one) == FORWARD | BACKWARD | LOSS | newton_schulz
+    assert kernels_of(run_with(kernels="xla"), target, one) == set()
 
 
 def test_kernels_that_cannot_run_here_are_refused() -> None:

@@ -114,7 +114,12 @@ def _direction(
     # [batch, rows, columns] -> [batch, parts, rows / parts, columns]
     split_shape = (*shape[:-2], parts, shape[-2] // parts, shape[-1])
     matrix, gradient = matrix.reshape(split_shape), gradient.reshape(split_shape)
-    direction = orthogonalize(matrix, steps=config.muon_steps, dtype=jnp.dtype(config.muon_dtype))
+    direction = orthogonalize(
+        matrix,
+        steps=config.muon_steps,
+        dtype=jnp.dtype(config.muon_dtype),
+        implementation=config.muon_kernels.value,
+    )
     scale = config.muon_rms * max(matrix.shape[-2:]) ** 0.5
     moved = jnp.where(_has_gradient(gradient, config), scale * direction, 0.0)
     return moved.reshape(shape)

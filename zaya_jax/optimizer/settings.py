@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from zaya_jax.config import ConfigError
+from zaya_jax.config import ConfigError, Kernels
 
 
 class Schedule(enum.StrEnum):
@@ -54,6 +54,7 @@ class OptimizerConfig:
     muon_nesterov: bool = True  # look ahead by one gradient; has no effect without momentum
     muon_steps: int = 5  # Newton-Schulz iterations
     muon_dtype: str = "float32"  # of their products; bfloat16 is as good and quicker on GPUs
+    muon_kernels: Kernels = Kernels.AUTO  # of Newton-Schulz; on a mesh auto is the XLA form
     muon_rms: float = 0.2  # times sqrt(max(rows, columns)): 0.2 gives updates of AdamW's size
     muon_split_gate_up: bool = False  # experts' gate and up as two matrices instead of one
     muon_least_gradient: float = 1e-11  # a matrix with no larger entry in its gradient stays put
@@ -122,6 +123,7 @@ _ENUMS: dict[str, type[enum.StrEnum]] = {
     "kind": OptimizerKind,
     "schedule": Schedule,
     "balancing_rule": BalancingForm,
+    "muon_kernels": Kernels,
 }
 
 
