@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.config import ConfigError
 from zaya_jax.data.config import DataError
+from zaya_jax.parallel.hosts import Hosts
 from zaya_jax.training.config_file import (
     apply_overrides,
     field_help,
@@ -35,6 +36,7 @@ class Arguments(NamedTuple):
     config: RunConfig
     workdir: Path
     dry_run: bool
+    hosts: Hosts
 
 
 def parse_arguments(
@@ -61,13 +63,17 @@ def parse_arguments(
     parser.add_argument(
         "--dry-run", action="store_true", help="print sizes and lower the step; train nothing"
     )
+    parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0")
+    parser.add_argument("--processes", type=int, default=0, metavar="N", help="of the whole run")
+    parser.add_argument("--process-id", type=int, default=-1, metavar="N", help="of this process")
     try:
         rest, overrides = split_overrides(argv)
         arguments = parser.parse_args(rest)
         config = to_run_config(apply_overrides(load_config(arguments.config), overrides))
     except ConfigError as error:
         parser.error(str(error))
-    return Arguments(config, arguments.workdir, arguments.dry_run)
+    hosts = Hosts(arguments.coordinator, arguments.processes, arguments.process_id)
+    return Arguments(config, arguments.workdir, arguments.dry_run, hosts)
 
 
 def run_reporting_errors(run: Callable[[], int]) -> NoReturn:

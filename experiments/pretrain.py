@@ -9,15 +9,20 @@ DIR gets `config.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and, at 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from experiments.command_line import DEMO, parse_arguments, run_reporting_errors
 from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
 from zaya_jax.data.checks import check_data_fits_model
 from zaya_jax.data.pipeline import load_text, training_batches, validation_batches
+from zaya_jax.parallel.hosts import initialize, is_first_process
 from zaya_jax.training import dry_run
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.finish import (
@@ -53,6 +58,7 @@ def main(
     if arguments.dry_run:
         return plan(arguments.config, arguments.workdir)
     dump_stacks_on_request()
+    initialize(arguments.hosts, os.environ)
     try:
         with StopSignal() as stop:
             return pretrain(arguments.config, arguments.workdir, stop)
@@ -84,7 +90,12 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         check_data_fits_model(
             config.data, text.tokenizer, model.vocab_size, model.max_position_embeddings
         )
-        batches = training_batches(config.data, text)
+        batches = training_batches(
+            config.data,
+            text,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
         held_out = validation_batches(config.data, text)
         with clock.measure("compile"):
             if resumption is None:
@@ -94,7 +105,8 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
 
         # Nothing has been written so far: from here on the run is known to be sound.
         checkpoints.set_aside_after(resumption.step if resumption else -1)
-        save_config(config, workdir)
+        if is_first_process():
+            save_config(config, workdir)
         resume_step = resumption.step if resumption else None
         with open_writers(workdir, config.log, steps, resume_step) as writers:
             record_start(writers, resumption)
@@ -113,12 +125,16 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
                 metadata,
             )
             state = loop.train(state)
-            if stop.received is not None:
-                record_event(writers, int(state.step), stop.received.name.lower(), "state saved")
-                return stop.exit_status
+            if int(state.step) < steps or stop.received is not None:
+                name = "sigterm" if stop.received is None else stop.received.name.lower()
+                record_event(writers, int(state.step), name, "state saved")
+                return stop.exit_status or 128 + signal.SIGTERM  # of another process
 
+    if not is_first_process():
+        return 0
     print("\n".join(validation_summary(workdir, held_out)))
-    print(continuation(config, text.tokenizer, state))
+    if jax.process_count() == 1:  # elsewhere no process holds the whole model
+        print(continuation(config, text.tokenizer, state))
     print(f"report: {write_report(workdir)}")
     mark_finished(workdir, steps)
     return 0

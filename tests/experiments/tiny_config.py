@@ -29,6 +29,8 @@ def get_config(name: str = "plain") -> ConfigDict:
     config.train.sample_tokens = 8
     config.optimizer.warmup_steps = 5
     config.checkpoint.interval = 20
+    if name == "planned":  # for several processes
+        config.data.packing = "planned"
     if name == "misspelt":
         config.model.num_layer = 3
     return config

@@ -1,8 +1,8 @@
 """Pretraining with one fault: python -m tests.systems.faulty_run FAULT STEP MARK [arguments …].
 
 The fault happens when the batch of STEP is read, unless the file MARK exists, which it makes; MARK
-"-" means at every attempt. "nan" and "spike" poison that batch: its loss is changed inside the
-compiled step.
+"-" means at every attempt. "kill-second" happens in process 1 alone. "nan" and "spike" poison that
+batch: its loss is changed inside the compiled step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from experiments.command_line import run_reporting_errors
@@ -40,7 +41,7 @@ def _poisoned(step: Any) -> Any:
 def _happen(fault: str, batch: dict[str, Any]) -> None:
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    elif fault == "kill":
+    elif fault in ("kill", "kill-second"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "hang":
         time.sleep(3_600)
@@ -70,7 +71,8 @@ def install(fault: str, at_step: int, mark: str) -> None:
     def next_with_fault(batches: BatchIterator) -> dict[str, Any]:
         batch = read(batches)
         done[0] += 1
-        if done[0] == at_step and (mark == "-" or not Path(mark).exists()):
+        is_here = fault != "kill-second" or jax.process_index() == 1
+        if is_here and done[0] == at_step and (mark == "-" or not Path(mark).exists()):
             if mark != "-":
                 Path(mark).touch()
             _happen(fault, batch)

@@ -102,6 +102,8 @@ class CheckpointManager:
 
     def set_aside_after(self, step: int) -> None:
         """Renames checkpoints newer than `step` to `unusable-<step>`, out of the run's way."""
+        if jax.process_index() != 0:
+            return
         for newer in saved_steps(self._directory):
             if newer > step:
                 target = self._directory / f"unusable-{newer}"
@@ -210,10 +212,15 @@ class CheckpointManager:
         assert self._orbax is not None
         try:
             self._orbax.wait_until_finished()
+            if jax.process_index() != 0:  # one process vouches for the files of all
+                return
             write_manifest(path)
             for old in steps_to_delete(saved_steps(self._directory), self._config):
                 (self._directory / str(old) / MANIFEST).unlink(missing_ok=True)
-                self._orbax.delete(old)
+                if jax.process_count() == 1:
+                    self._orbax.delete(old)
+                else:  # Orbax would wait here for the other processes
+                    shutil.rmtree(self._directory / str(old))
         except (OSError, ValueError) as error:
             self._commit_error = _write_error(path, error)
 

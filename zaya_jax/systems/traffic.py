@@ -31,10 +31,14 @@ def bytes_sent(config: RunConfig, mesh: dict[str, int]) -> dict[str, float]:
     tokens = tokens_per_device(config, mesh)
     sent = dict.fromkeys(MESH_AXES, 0.0)
     leaves = leaf_sizes(model, mesh)
+    # A tied embedding is gathered for the lookup and for the head; both gradients are summed.
+    is_tied = model.tie_embeddings
+    uses = {leaf.path: 2 if is_tied and "embedding" in leaf.path else 1 for leaf in leaves}
     own = MASTER_BYTES * sum(leaf.numbers_here for leaf in leaves)
-    sent["data"] = 2 * ring_share(mesh["data"]) * own
+    reduced = MASTER_BYTES * sum(uses[leaf.path] * leaf.numbers_here for leaf in leaves)
+    sent["data"] = 2 * ring_share(mesh["data"]) * reduced
     split = [leaf for leaf in leaves if leaf.numbers_gathered > leaf.numbers_here]
-    gathered = MASTER_BYTES * sum(leaf.numbers_gathered for leaf in split)
+    gathered = MASTER_BYTES * sum(uses[leaf.path] * leaf.numbers_gathered for leaf in split)
     whole = own - MASTER_BYTES * sum(leaf.numbers_here for leaf in split)
     # Forward, once more where the backward pass repeats the layer, and the gradients back.
     passes = 3 if model.remat is RematPolicy.FULL else 2

@@ -25,6 +25,7 @@ from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.data.checks import check_batch
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
+from zaya_jax.parallel.hosts import any_process
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.guard import Guard, Outcome
 from zaya_jax.training.heartbeat import Heartbeat
@@ -90,7 +91,7 @@ class Loop:
                 self._report(unread)  # the step before; the device is already busy with this one
                 unread = (step, metrics)
 
-                stopping = self.stop.received is not None
+                stopping = any_process(self.stop.received is not None)
                 validates, saves = self._validates_at(step), self._saves_at(step) or stopping
                 if validates or saves:
                     self._report(unread)
@@ -119,7 +120,7 @@ class Loop:
             step = jax.jit(
                 function,
                 donate_argnums=0,
-                out_shardings=None if shardings is None else (shardings, None),
+                out_shardings=None if shardings is None else (shardings, placement.replicated()),
             )
             self.validator.compile(state)
             with placement.in_force():

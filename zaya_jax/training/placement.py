@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.parallel.mesh import TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.training.shardings import tree_shardings
@@ -54,11 +54,31 @@ class Placement:
             for name, x in batch.items()
         }
 
+    def replicated(self) -> NamedSharding | None:
+        """For results that every process reads. None: unsaid."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
     def place_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A host batch on the devices; on one device the jitted step takes it as it is."""
+        """This process' rows of a batch on the devices.
+
+        On one device the jitted step takes them as they are.
+        """
         if self.mesh is None:
             return dict(batch)
-        return {name: jax.device_put(x, self._batch_sharding()) for name, x in batch.items()}
+        if jax.process_count() == 1:
+            return {name: jax.device_put(x, self._batch_sharding()) for name, x in batch.items()}
+        place = jax.make_array_from_process_local_data
+        return {name: place(self._batch_sharding(), x) for name, x in batch.items()}
+
+    def place_whole_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a batch that every process holds whole."""
+        if self.mesh is None or jax.process_count() == 1:
+            return self.place_batch(batch)
+        sharding = NamedSharding(self.mesh, TOKENS)
+        return {
+            name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+            for name, x in batch.items()
+        }
 
     def _batch_sharding(self) -> NamedSharding | None:
         return None if self.mesh is None else NamedSharding(self.mesh, TOKENS)
@@ -76,6 +96,12 @@ def choose_placement(
     if mesh.size == 1:
         return Placement(model, None)
     check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
+    inner = mesh.shape["context"] * mesh.shape["tensor"]
+    if jax.process_count() > 1 and jax.local_device_count() % inner:
+        raise ConfigError(
+            f"mesh.context * mesh.tensor = {inner} devices share their rows, but a process has "
+            f"{jax.local_device_count()}; processes read rows of their own, so keep both within one"
+        )
     return Placement(model, mesh)
 
 

@@ -30,7 +30,9 @@ class Validator:
         self._placement = placement
         self._batches = batches
         self._unigram_entropy = {source: unigram_entropy(part) for source, part in batches.items()}
-        self._step: Any = jax.jit(functools.partial(validation_step, config))
+        self._step: Any = jax.jit(
+            functools.partial(validation_step, config), out_shardings=placement.replicated()
+        )
 
     def compile(self, state: TrainState) -> None:
         """Compiles ahead, so that no validation is slower than another."""
@@ -52,7 +54,7 @@ class Validator:
         self, step: int, state: TrainState, source: str, batches: list[Batch]
     ) -> dict[str, Any]:
         # All batches are dispatched before the first result is read.
-        place = self._placement.place_batch
+        place = self._placement.place_whole_batch
         sums = jax.device_get([self._step(state.variables, place(batch)) for batch in batches])
         weight = sum(float(part.weight) for part in sums)
         loss = sum(float(part.loss) for part in sums) / weight

@@ -22,6 +22,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar, text
 
 from zaya_jax.config import ConfigError
+from zaya_jax.parallel.hosts import is_first_process
 from zaya_jax.training.metrics_file import JsonlWriter, plain_record
 from zaya_jax.training.progress import terminal_writer
 
@@ -117,7 +118,7 @@ class MultiWriter:
 def open_writers(
     workdir: Path | str, config: WriterConfig, total_steps: int, resume_step: int | None = None
 ) -> MultiWriter:
-    """The writers of a run in `workdir`, which is created if need be.
+    """The writers of a run in `workdir`, which is created if need be; none but in process 0.
 
     Args:
       workdir: folder of the run.
@@ -131,6 +132,8 @@ def open_writers(
       MetricsError: when an existing metrics.jsonl is damaged.
       OSError: when the folder cannot be written.
     """
+    if not is_first_process():
+        return MultiWriter(())
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     wandb = None if config.wandb is WandbMode.DISABLED else WandbWriter(folder, config)

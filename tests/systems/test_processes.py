@@ -1,0 +1,145 @@
+"""Processes find each other, share a run, and lose nothing when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.systems.fault_drill import CONFIG, FAULT_STEP, ROOT, STEPS
+from zaya_jax import load_checkpoint
+from zaya_jax.config import ConfigError
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.hosts import Hosts, check, check_coordinator, detect, visible_device
+from zaya_jax.training.metrics_file import read_metrics
+
+SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "node[1-4]"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:3",
+}
+KUBERNETES = {
+    "JOB_COMPLETIONS": "8",
+    "JOB_COMPLETION_INDEX": "3",
+    "JOB_COORDINATOR": "zaya-0.zaya:8476",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        (SLURM, Hosts("", 4, 2)),
+        (OPEN_MPI, Hosts("", 2, 1)),
+        (KUBERNETES, Hosts("zaya-0.zaya:8476", 8, 3)),
+        ({**SLURM, "SLURM_NTASKS": "1"}, None),
+    ],
+)
+def test_schedulers_are_recognised(environment: dict[str, str], found: Hosts | None):
+    assert detect(environment) == found
+
+
+def test_a_scheduler_that_says_half_is_an_error():
+    half = {name: value for name, value in SLURM.items() if name != "SLURM_PROCID"}
+    with pytest.raises(ConfigError, match="SLURM_NTASKS=4 but SLURM_PROCID is not set"):
+        detect(half)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Hosts("a:1", 2, -1), "give all three or none"),
+        (Hosts("", 2, 0), "give all three or none"),
+        (Hosts("a:1", 2, 2), "--process-id=2: must be below --processes=2"),
+        (Hosts("a", 2, 0), "must be HOST:PORT"),
+    ],
+)
+def test_half_an_explicit_description_is_refused(given: Hosts, message: str):
+    with pytest.raises(ConfigError, match=message):
+        check(given)
+
+
+def test_a_coordinator_name_that_means_this_host_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts.socket, "gethostbyname", lambda name: "127.0.1.1")
+    with pytest.raises(ConfigError, match=r"is 127\.0\.1\.1 here"):
+        check_coordinator(Hosts("node-1:99", 2, 0))
+    check_coordinator(Hosts("127.0.0.1:99", 2, 0))
+
+
+def test_one_process_a_device_gets_its_device_and_one_a_node_gets_all():
+    each = {"SLURM_NTASKS_PER_NODE": "8", "SLURM_LOCALID": "5"}
+    assert visible_device(each) == {"HIP_VISIBLE_DEVICES": "5"}
+    assert visible_device({**each, "ROCR_VISIBLE_DEVICES": "5"}) == {}
+    assert visible_device({**each, "SLURM_NTASKS_PER_NODE": "1"}) == {}
+    with pytest.raises(ConfigError, match="both set"):
+        visible_device({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"})
+
+
+def _run(workdir: Path, processes: int, folder: Path, fault: str, *extra: str) -> list[Any]:
+    """A supervised run; the supervisor's events."""
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    command = [sys.executable, "-m", "zaya_jax.systems.supervise", "--backoff", "0.1"]
+    command += ["--processes", str(processes), "--patience", "3"]
+    command += ["--", sys.executable, "-m", "tests.systems.faulty_run", fault, str(FAULT_STEP)]
+    command += [str(folder / "mark"), "--config", f"{CONFIG}:planned", "--workdir", str(workdir)]
+    done = subprocess.run(
+        [*command, *extra],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1_800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (workdir / "supervisor.jsonl").open()]
+
+
+def _state(workdir: Path) -> Any:
+    return load_checkpoint(workdir / "checkpoints" / str(STEPS))[1]
+
+
+def _losses(workdir: Path) -> dict[int, float]:
+    return {r["step"]: r["loss"] for r in read_metrics(workdir) if r["kind"] == "train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_killing_one_process_ends_bit_equal_to_an_undisturbed_run(processes: int, tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    _run(whole, processes, tmp_path, "none")
+    (tmp_path / "mark").unlink()
+    events = _run(killed, processes, tmp_path, "kill-second")
+    failures = [event for event in events if event["event"] == "failure"]
+    assert [(one["failure"], one["process"]) for one in failures] == [("killed", 1)]
+    assert failures[0]["checkpoint"] == 20
+    jax.tree.map(np.testing.assert_array_equal, _state(whole), _state(killed))
+    assert _losses(whole) == _losses(killed)
+    assert sorted(_losses(whole)) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path):
+    """Each step's loss is that of the same rows, whoever reads them."""
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    constant = "--config.optimizer.schedule=constant"  # does not depend on the last step
+    _run(whole, 2, tmp_path, "none", constant)
+    for processes, steps in ((2, 20), (1, 40), (4, STEPS)):
+        _run(moved, processes, tmp_path, "none", constant, f"--config.train.steps={steps}")
+    expected, found = _losses(whole), _losses(moved)
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert found == pytest.approx(expected, rel=1e-3)  # sums are rounded in another order
