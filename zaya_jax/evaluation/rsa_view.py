@@ -152,7 +152,7 @@ def _rollout(own: Rollout, trace: Trace, text_of: TextOf) -> str:
         parts.append(_folded(f"tail of {len(kept):,}", text_of(kept)))
     if own.answer:
         parts.append(_folded("answer", own.answer))
-        parts.append(f'<p class="key">{_escape(_short(answer_key(own.answer)))}</p>')
+        parts.append(f'<p class="result">{_escape(_short(answer_key(own.answer)))}</p>')
     return "".join(parts)
 
 
@@ -168,7 +168,7 @@ def _votes(trace: Trace) -> str:
         sources = " ".join(f"{own.round}-{own.index}" for own in owners)
         rows.append(
             f'<article class="candidate vote" tabindex="0" data-sources="{sources}">'
-            f'<h3>{len(owners)} of {len(final)}</h3><p class="key">{_escape(_short(key))}</p>'
+            f'<h3>{len(owners)} of {len(final)}</h3><p class="result">{_escape(_short(key))}</p>'
             f'<div class="share"><i style="width:{100 * len(owners) / len(final):.1f}%"></i></div>'
             "</article>"
         )

@@ -14,7 +14,7 @@ max-height:320px;overflow:auto}
 margin:0 0 9px;font-size:13px}
 .candidate.near{border-color:var(--c2)}.candidate.at{border-color:var(--c1)}
 .reads,.count{color:var(--soft)}
-.lost{color:var(--c2)}.key{font-weight:600;overflow-wrap:anywhere}
+.lost{color:var(--c2)}.result{font-weight:600;overflow-wrap:anywhere}
 .share{height:6px;border-radius:3px;background:var(--grid);margin-top:5px}
 .share i{display:block;height:6px;border-radius:3px;background:var(--c1)}
 """
