@@ -35,7 +35,9 @@ ANSWER_TOKENS = 36  # longest reasoning and answer
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.recipe", description=(__doc__ or "").splitlines()[0]
+        prog="python -m experiments.recipe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workdir", required=True, type=Path, help="folder for the three runs")
     workdir = parser.parse_args(argv).workdir

@@ -155,8 +155,11 @@ def _summary(part: str, shards: Sequence[Shard]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m zaya_jax.data.prepare", description=summary)
+    parser = argparse.ArgumentParser(
+        prog="python -m zaya_jax.data.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--source", required=True, help="file, folder or URL; see docs/data.md")
     parser.add_argument("--output", required=True, type=Path, help=f"folder; {MANIFEST} comes last")
     parser.add_argument("--tokenizer", required=True, help="name or path of a tokenizer.json")

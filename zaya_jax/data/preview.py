@@ -25,8 +25,11 @@ _LEARNT, _NUMBER, _RESET = "\x1b[1;32m", "\x1b[36m", "\x1b[0m"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m zaya_jax.data.preview", description=summary)
+    parser = argparse.ArgumentParser(
+        prog="python -m zaya_jax.data.preview",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", required=True, metavar="FILE.py[:NAME]", help="config file")
     parser.add_argument("--windows", type=int, default=2, help="how many to show")
     parser.add_argument("--plain", action="store_true", help="no colours")

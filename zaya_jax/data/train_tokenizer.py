@@ -46,7 +46,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 def main() -> None:
     """Read the source, train, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m zaya_jax.data.train_tokenizer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     parser.add_argument("--source", default="python_stdlib", help="as DataConfig.source")
     parser.add_argument("--vocab-size", type=int, default=8_192, help="tokens, all included")

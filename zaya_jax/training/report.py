@@ -345,7 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m zaya_jax.training.report",
-        description="Writes one self-contained HTML page about a training run.",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("workdir", type=Path, help="folder of the run, with metrics.jsonl")
     options = parser.parse_args(arguments)
