@@ -97,7 +97,9 @@ def sample(
     likeliest = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     token, log_probability = likeliest, jnp.zeros(likeliest.shape, jnp.float32)
     if variant.draws:
-        scaled = adjusted / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+        # The likeliest is moved to zero first: a tiny temperature overflows no logit.
+        below = adjusted - jnp.max(adjusted, axis=-1, keepdims=True)
+        scaled = below / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
         probabilities = jax.nn.softmax(scaled, axis=-1)
         if variant.filters:
             probabilities = keep_likely(
