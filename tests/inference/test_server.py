@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.inference.load import KEY, live_requests, settled, storm, whole_answer
 from tests.inference.models import text_engine
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.service import EngineService
@@ -24,7 +27,6 @@ from zaya_jax.inference.server.app import Server, ServerSettings  # noqa: E402 a
 
 BYTES = load_tokenizer("bytes")
 USER = [{"role": "user", "content": "Hi"}]
-KEY = "secret"
 
 
 @contextlib.contextmanager
@@ -148,6 +150,12 @@ WRONG: list[tuple[Any, int, str | None]] = [
     ({"model": "tiny", "messages": USER, "logit_bias": {"x": 1}}, 400, "logit_bias"),
     ({"model": "tiny", "messages": USER, "logit_bias": {"9999": 1}}, 400, None),
     ({"model": "tiny", "messages": USER, "tools": [{}]}, 400, "tools.0"),
+    ({"model": "tiny", "messages": USER, "tools": [{"function": {"name": "f", "parameters": {
+        "properties": {"a": {}}, "required": 1}}}]}, 400, "tools.0"),
+    ({"model": "tiny", "messages": USER, "temperature": 10**400}, 400, "temperature"),
+    ({"model": "tiny", "messages": USER, "logit_bias": {"1": 10**400}}, 400, "logit_bias"),
+    ({"model": "tiny", "messages": USER, "top_k": 10**20}, 400, "top_k"),
+    ({"model": "tiny", "messages": USER, "stop_token_ids": [10**20]}, 400, None),
     ({"model": "tiny", "messages": USER, "response_format": {"type": "json_object"}}, 400,
      "response_format"),
     ({"model": "tiny", "messages": USER, "top_logprobs": 2}, 400, "top_logprobs"),
@@ -177,21 +185,41 @@ def test_strangers_and_unknown_paths_are_turned_away(server: tuple[str, Server])
     assert answer.json()["error"]["message"]
 
 
-def test_who_hangs_up_frees_everything_and_disturbs_nobody(
-    client: Any, server: tuple[str, Server]
+def test_who_hangs_up_reads_slowly_or_talks_nonsense_disturbs_nobody(
+    server: tuple[str, Server],
 ) -> None:
-    alone = chat(client, temperature=1.0).choices[0].message
-    streams = [chat(client, stream=True, max_tokens=300) for _ in range(4)]
-    for stream in streams:
-        next(iter(stream))
-    for stream in streams:
-        stream.close()
-    assert chat(client, temperature=1.0).choices[0].message == alone
-    for _ in range(500):
-        statistics = server[1].service.engine.statistics
-        if statistics["free_slots"] == 4 and server[1].open_choices == 0:
-            break
-        time.sleep(0.02)
-    assert statistics["free_slots"] == 4
-    assert statistics["pages_in_use"] == statistics["remembered_pages"]
-    assert server[1].open_choices == 0
+    port = int(server[0].rsplit(":", 1)[1])
+
+    async def run() -> None:
+        expected = [await whole_answer(port, kind, 12) for kind in range(3)]
+        await storm(port, 10, 12, expected)
+        await settled(server[1])
+
+    asyncio.run(run())
+    assert live_requests() == 0
+
+
+def test_a_fault_is_an_error_object_and_a_slow_body_is_given_up(
+    server: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    monkeypatch.setattr(
+        server[1], "settings", dataclasses.replace(server[1].settings, body_seconds=0.0)
+    )
+
+    def dribble() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(0.2)
+        yield b"}"
+
+    url = f"{server[0]}/v1/completions"
+    assert httpx.post(url, content=dribble(), headers=headers).status_code == 408
+    monkeypatch.undo()
+
+    def fail(body: Any) -> None:
+        raise LookupError("a fault")
+
+    monkeypatch.setattr("zaya_jax.inference.server.app.text_call", fail)
+    answer = httpx.post(url, content=b"{}", headers=headers)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"

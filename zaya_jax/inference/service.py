@@ -61,8 +61,9 @@ class EngineService:
 
         def submit() -> None:
             try:
+                self._check_running()
                 number.append(self.engine.submit(request))
-            except ValueError as error:
+            except (ValueError, ServiceError) as error:
                 tell(error)
                 return
             self._listeners[number[0]] = tell
@@ -99,6 +100,7 @@ class EngineService:
 
         def job() -> None:
             try:
+                self._check_running()
                 result = function(self.engine)
             except Exception as error:  # goes to the caller, whatever it is
                 loop.call_soon_threadsafe(answer.set_exception, error)
@@ -109,25 +111,33 @@ class EngineService:
         return await answer
 
     def _put(self, job: _Job) -> None:
+        self._check_running()
+        self._jobs.put(job)
+
+    def _check_running(self) -> None:
         if self.failure is not None:
             raise self.failure
-        self._jobs.put(job)
 
     def _run(self) -> None:
         try:
             while self._do_jobs():
-                for update in self.engine.step():
-                    tell = self._listeners.get(update.number)
-                    if tell is None:
-                        continue
-                    if update.completion.finish_reason is not None:
-                        del self._listeners[update.number]
-                    tell(update)
+                self._pass_on(self.engine.step())
         except Exception as error:  # without its thread everyone would wait for ever
             self.failure = ServiceError(f"the engine failed: {error}")
             self.failure.__cause__ = error
             for tell in self._listeners.values():
                 tell(self.failure)
+            while (job := self._jobs.get()) is not None:  # asked for while it failed
+                job()
+
+    def _pass_on(self, updates: list[Update]) -> None:
+        for update in updates:
+            tell = self._listeners.get(update.number)
+            if tell is None:
+                continue
+            if update.completion.finish_reason is not None:
+                del self._listeners[update.number]
+            tell(update)
 
     def _do_jobs(self) -> bool:
         """Does what was asked for, waiting for something while idle; False at the end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
-import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -36,6 +35,14 @@ from zaya_jax.inference.server.protocol import (
     parse_body,
     text_call,
 )
+from zaya_jax.inference.server.responses import (
+    Refusal,
+    error_response,
+    fault,
+    not_found,
+    stream_event,
+    unless_disconnected,
+)
 from zaya_jax.inference.server.rsa_route import rsa_call, rsa_events
 from zaya_jax.inference.server.streaming import ChoiceStream
 from zaya_jax.inference.service import EngineService, ServiceError
@@ -51,6 +58,7 @@ class ServerSettings:
     api_key: str | None = None  # asked of every request to /v1 if set
     most_waiting: int = 256  # choices that may wait for a slot; beyond that 429
     most_body_bytes: int = 4 << 20  # larger bodies are refused
+    body_seconds: float = 60.0  # a body that takes longer to arrive is refused
     default_max_tokens: int = 1_024  # of a chat answer whose request names no number
 
 
@@ -78,7 +86,7 @@ class Server:
                 Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
                 Route("/v1/markovian_rsa", self._guarded(self._rsa), methods=["POST"]),
             ],
-            exception_handlers={404: _not_found, 405: _not_found},
+            exception_handlers={404: not_found, 405: not_found, Exception: fault},
         )
 
     # Simple routes
@@ -148,12 +156,12 @@ class Server:
         head = objects.Head(
             "chat.completion" if isinstance(own, ChatCall) else "text_completion", call.model
         )
-        events = self._events(requests)
+        events = self._begin(requests)
         if call.stream:
             chunks = self._chunks(events, head, call, own, len(requests))
             return StreamingResponse(chunks, media_type="text/event-stream")
         collected = asyncio.ensure_future(_collect(events, len(requests)))
-        completions = await _unless_disconnected(request, collected)
+        completions = await unless_disconnected(request, collected)
         choices = [self._choice(n, c, call, own) for n, c in enumerate(completions)]
         return JSONResponse(head.whole(choices, completions))
 
@@ -175,15 +183,15 @@ class Server:
     def _admit(self, model: str, choices: int) -> None:
         """Refuses another model, and more choices than there is room for."""
         if model != self.settings.model:
-            raise _Refusal(
+            raise Refusal(
                 404,
                 f"model {model!r} is not served here; this is {self.settings.model!r}",
-                "model_not_found",
+                "modelnot_found",
                 "model",
             )
         room = self.service.engine.settings.slots + self.settings.most_waiting
         if self.open_choices + choices > room:
-            raise _Refusal(429, "too many requests are waiting; try again", "queue_full", None)
+            raise Refusal(429, "too many requests are waiting; try again", "queue_full", None)
 
     def _requests(self, call: Call, prompts: list[tuple[int, ...]]) -> list[engine_request.Request]:
         seed = call.seed if call.seed is not None else secrets.randbits(62)
@@ -197,8 +205,11 @@ class Server:
             for number in numbers
         ]
 
-    async def _events(self, requests: list[engine_request.Request]) -> AsyncIterator[_Event]:
-        """Updates of all choices as they come, with the number of the choice."""
+    def _begin(self, requests: list[engine_request.Request]) -> AsyncIterator[_Event]:
+        """Starts all choices; their updates as they come, with the number of the choice.
+
+        They count as open from here on, whether or not anyone ever asks for the updates.
+        """
         events: asyncio.Queue[_Event | BaseException] = asyncio.Queue()
 
         async def follow(number: int, request: engine_request.Request) -> None:
@@ -208,10 +219,20 @@ class Server:
             except (RequestError, ServiceError) as error:
                 events.put_nowait(error)
 
-        self.open_choices += len(requests)
+        def ended(task: asyncio.Task[None]) -> None:
+            self.open_choices -= 1
+
         tasks = [asyncio.create_task(follow(n, own)) for n, own in enumerate(requests)]
+        self.open_choices += len(tasks)
+        for task in tasks:
+            task.add_done_callback(ended)
+        return self._events(events, tasks)
+
+    async def _events(
+        self, events: asyncio.Queue[_Event | BaseException], tasks: list[asyncio.Task[None]]
+    ) -> AsyncIterator[_Event]:
         try:
-            left = len(requests)
+            left = len(tasks)
             while left:
                 event = await events.get()
                 if isinstance(event, BaseException):
@@ -221,7 +242,6 @@ class Server:
                     self.metrics.finished(event[1].completion)
                 yield event
         finally:
-            self.open_choices -= len(requests)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -262,27 +282,33 @@ class Server:
         try:
             async for number, update in events:
                 for choice in deltas[number].take(update):
-                    yield _event(head.chunk(choice))
+                    yield stream_event(head.chunk(choice))
                 if update.completion.finish_reason is not None:
                     finished.append(update.completion)
         except (RequestError, ServiceError) as error:
-            yield _event(objects.error_object(str(error), "server_error", None, None))
+            yield stream_event(objects.error_object(str(error), "server_error", None, None))
             return
         finally:
             await events.aclose()  # type: ignore[attr-defined]
         if call.include_usage:
-            yield _event(head.last_chunk(finished))
+            yield stream_event(head.last_chunk(finished))
         yield "data: [DONE]\n\n"
 
     # Around every request
 
     async def _body(self, request: Request) -> bytes:
-        most = self.settings.most_body_bytes
+        most, seconds = self.settings.most_body_bytes, self.settings.body_seconds
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise _Refusal(413, f"the body exceeds {most} bytes", "body_too_large", None)
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > most:
+                        message = f"the body exceeds {most} bytes"
+                        raise Refusal(413, message, "body_too_large", None)
+        except TimeoutError:
+            message = f"the body did not arrive within {seconds:g} s"
+            raise Refusal(408, message, "body_timeout", None) from None
         return bytes(body)
 
     def _guarded(
@@ -304,15 +330,15 @@ class Server:
             self._check_key(request)
             return await route(request)
         except BodyError as error:
-            return _error(400, str(error), "invalid_request_error", error.field, None)
+            return error_response(400, str(error), "invalid_request_error", error.field, None)
         except (RequestError, DataError) as error:
-            return _error(400, str(error), "invalid_request_error", None, None)
-        except _Refusal as error:
-            return _error(
+            return error_response(400, str(error), "invalid_request_error", None, None)
+        except Refusal as error:
+            return error_response(
                 error.status, str(error), "invalid_request_error", error.field, error.code
             )
         except ServiceError as error:
-            return _error(500, str(error), "server_error", None, None)
+            return error_response(500, str(error), "server_error", None, None)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it; it is counted
 
@@ -322,13 +348,7 @@ class Server:
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), key.encode()):
-            raise _Refusal(401, "the API key is missing or wrong", "invalid_api_key", None)
-
-
-class _Refusal(Exception):  # noqa: N818 an answer, not a failure
-    def __init__(self, status: int, message: str, code: str, field: str | None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.field = status, code, field
+            raise Refusal(401, "the API key is missing or wrong", "invalid_api_key", None)
 
 
 async def _collect(events: AsyncIterator[_Event], choices: int) -> list[Completion]:
@@ -339,38 +359,3 @@ async def _collect(events: AsyncIterator[_Event], choices: int) -> list[Completi
     finally:
         await events.aclose()  # type: ignore[attr-defined]
     return [completions[number] for number in range(choices)]
-
-
-async def _unless_disconnected(request: Request, work: asyncio.Future[Any]) -> Any:
-    """Waits for the work; gives it up when the client goes away."""
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ClientDisconnect
-    finally:
-        for task in (work, gone):
-            task.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _error(
-    status: int, message: str, kind: str, field: str | None, code: str | None
-) -> JSONResponse:
-    headers = {"Retry-After": "1"} if status == 429 else None
-    return JSONResponse(objects.error_object(message, kind, field, code), status, headers)
-
-
-async def _not_found(request: Request, error: Any) -> Response:
-    message = f"{request.method} {request.url.path} is not served here"
-    return _error(error.status_code, message, "invalid_request_error", None, None)

@@ -234,7 +234,7 @@ def _sampling(
 def _logit_bias(given: Mapping[str, Any]) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in given.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BodyError("logit_bias must map token ids to numbers", "logit_bias") from None
 
 
@@ -279,7 +279,7 @@ def _tool_call(call: Any, where: str) -> ToolCall:
     name = _field(function, "name", str, where=f"{where}.function")
     try:
         arguments = json.loads(_field(function, "arguments", str, "{}", where=f"{where}.function"))
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise BodyError(f"{where}.function.arguments must be a JSON object as text", where)
@@ -299,8 +299,10 @@ def _tool(index: int, tool: Any) -> Mapping[str, Any]:
         raise BodyError(f"{where} must be a function with a name", where)
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict) or not all(
-        isinstance(own, dict) for own in properties.values()
+    if (
+        not isinstance(properties, dict)
+        or not all(isinstance(own, dict) for own in properties.values())
+        or not isinstance(parameters.get("required") or [], list)
     ):
         raise BodyError(f"{where}.function.parameters must be a JSON schema of an object", where)
     _text(json.dumps(function, ensure_ascii=False), where)
