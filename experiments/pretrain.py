@@ -21,7 +21,13 @@ import jax
 from experiments.command_line import DEMO, parse_arguments, run_reporting_errors
 from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
 from zaya_jax.data.checks import check_data_fits_model
-from zaya_jax.data.pipeline import load_text, training_batches, validation_batches
+from zaya_jax.data.pipeline import (
+    BatchIterator,
+    LoadedText,
+    load_text,
+    training_batches,
+    validation_batches,
+)
 from zaya_jax.parallel.hosts import initialize, is_first_process
 from zaya_jax.training import dry_run
 from zaya_jax.training.clock import Clock
@@ -84,18 +90,7 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
             print(f"already finished at step {steps}; see {workdir / 'report.html'}")
             return 0
 
-        text = load_text(config.data)
-        print("".join(f"{note}\n" for note in text.notes), end="")
-        model = config.model
-        check_data_fits_model(
-            config.data, text.tokenizer, model.vocab_size, model.max_position_embeddings
-        )
-        batches = training_batches(
-            config.data,
-            text,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
+        text, batches = read_data(config)
         held_out = validation_batches(config.data, text)
         with clock.measure("compile"):
             if resumption is None:
@@ -130,14 +125,27 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
                 record_event(writers, int(state.step), name, "state saved")
                 return stop.exit_status or 128 + signal.SIGTERM  # of another process
 
-    if not is_first_process():
-        return 0
-    print("\n".join(validation_summary(workdir, held_out)))
-    if jax.process_count() == 1:  # elsewhere no process holds the whole model
-        print(continuation(config, text.tokenizer, state))
-    print(f"report: {write_report(workdir)}")
-    mark_finished(workdir, steps)
+    if is_first_process():
+        print("\n".join(validation_summary(workdir, held_out)))
+        if jax.process_count() == 1:  # elsewhere no process holds the whole model
+            print(continuation(config, text.tokenizer, state))
+        print(f"report: {write_report(workdir)}")
+        mark_finished(workdir, steps)
     return 0
+
+
+def read_data(config: RunConfig) -> tuple[LoadedText, BatchIterator]:
+    """The tokenised data, found fit for the model, and this process' rows of its batches."""
+    text = load_text(config.data)
+    print("".join(f"{note}\n" for note in text.notes), end="")
+    model = config.model
+    check_data_fits_model(
+        config.data, text.tokenizer, model.vocab_size, model.max_position_embeddings
+    )
+    batches = training_batches(
+        config.data, text, process_index=jax.process_index(), process_count=jax.process_count()
+    )
+    return text, batches
 
 
 def plan(config: RunConfig, workdir: Path) -> int:

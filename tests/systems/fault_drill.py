@@ -114,6 +114,8 @@ def run_case(case: Case, workdir: Path, environment: Mapping[str, str]) -> Resul
     command += ["--hang-seconds", "45" if case.fault == "hang" else "300"]
     command += ["--", sys.executable, "-m", "tests.systems.faulty_run", case.fault]
     command += [str(FAULT_STEP), mark, "--config", str(CONFIG), "--workdir", str(workdir)]
+    # Steps take milliseconds here; a save beside them would not be done when the fault comes.
+    command += ["--config.checkpoint.asynchronous=false"]
     done = subprocess.run(
         [*command, *case.extra],
         cwd=ROOT,

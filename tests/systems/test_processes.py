@@ -95,7 +95,14 @@ def _run(workdir: Path, processes: int, folder: Path, fault: str, *extra: str) -
     command = [sys.executable, "-m", "zaya_jax.systems.supervise", "--backoff", "0.1"]
     command += ["--processes", str(processes), "--patience", "3"]
     command += ["--", sys.executable, "-m", "tests.systems.faulty_run", fault, str(FAULT_STEP)]
-    command += [str(folder / "mark"), "--config", f"{CONFIG}:planned", "--workdir", str(workdir)]
+    command += [
+        str(folder / "mark"),
+        "--config.checkpoint.asynchronous=false",
+        "--config",
+        f"{CONFIG}:planned",
+        "--workdir",
+        str(workdir),
+    ]
     done = subprocess.run(
         [*command, *extra],
         cwd=ROOT,

@@ -176,7 +176,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, environment: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_drill(case: Case, undisturbed: Path, tmp_path: Path, environment: dict[str, str]):
+def test_drill(
+    case: Case, request: pytest.FixtureRequest, tmp_path: Path, environment: dict[str, str]
+):
     workdir = tmp_path / "run"
     result = run_case(case, workdir, environment)
     failures = [one["failure"] for one in result.supervisor if one["event"] == "failure"]
@@ -195,5 +197,6 @@ def test_drill(case: Case, undisturbed: Path, tmp_path: Path, environment: dict[
         assert last_checkpoint(workdir) == INTERVAL
     variables = load_checkpoint(workdir / "checkpoints" / str(last_checkpoint(workdir)))[1]
     if case.same:
+        undisturbed = request.getfixturevalue("undisturbed")
         whole = load_checkpoint(undisturbed / "checkpoints" / str(STEPS))[1]
         jax.tree.map(np.testing.assert_array_equal, variables, whole)
