@@ -33,7 +33,7 @@ from kernels_pallas.backend import (
     store,
     tiles,
 )
-from kernels_pallas.gpu.cca import (
+from kernels_pallas.gpu.cca_block import (
     NORM_EPSILON,
     Block,
     Inputs,

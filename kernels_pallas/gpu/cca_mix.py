@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from kernels_pallas.backend import Target
 from kernels_pallas.gpu import cca, cca_backward
 from kernels_pallas.gpu.attention import segment_starts
-from kernels_pallas.gpu.cca import Inputs
+from kernels_pallas.gpu.cca_block import Inputs, taps_by_distance
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -60,7 +60,7 @@ def _weight_gradients(inputs: Inputs, dy: jax.Array, products: jax.Array) -> tup
     heads = channels // head_dim
     width = inputs.depthwise.shape[1]
     total = jnp.sum(dy.astype(jnp.float32), axis=(0, 1)).reshape(heads, head_dim)
-    taps = cca.taps_by_distance(inputs.grouped.astype(jnp.float32))
+    taps = taps_by_distance(inputs.grouped.astype(jnp.float32))
     taps = taps.reshape(-1, heads, head_dim, head_dim)  # [distance, heads, out, in]
     factors = inputs.depthwise[:, ::-1].T.reshape(-1, heads, 1, head_dim)
     bias = inputs.depthwise_bias.reshape(heads, 1, head_dim)
