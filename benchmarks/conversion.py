@@ -27,10 +27,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from zaya_jax.checkpoint.hub_config import CONFIG_FILE, hub_config_keys
+from zaya_jax.checkpoint.hub_config import CONFIG_FILE
 from zaya_jax.checkpoint.hub_writer import HubWriter
 from zaya_jax.checkpoint.layouts import ZYPHRA
 from zaya_jax.checkpoint.reader import block_shape, blocks
+from zaya_jax.checkpoint.released_keys import hub_config_keys
 from zaya_jax.config import ModelConfig
 from zaya_jax.presets import zaya1_8b
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +68,8 @@ def test_directions(arguments: list[str], layout: str, source: Path, tmp_path: P
         ["a", "b", "--dtype", "int4"],
         ["a", "b", "--max-shard-size", "big"],
         ["a", "b", "--max-shard-size", "0"],
+        ["a", "b", "--max-shard-size", "9" * 400],
+        ["a", "b", "--skip-bias", "x"],
         ["hf-to-orbax", "a", "b", "--layout", "zyphra"],
         ["orbax-to-hf", "a", "b", "--layout", "orbax"],
     ],
@@ -145,6 +149,44 @@ def test_verify_compares_values_across_dtypes_and_treats_nan_as_a_difference(tmp
     assert difference.path == ("params", "final_norm", "weight")
     assert (difference.count, difference.largest) == (1, np.inf)
     assert verify.compare(broken, broken).differences == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}, 1),
+        ({"rms_norm_eps": 1e-6}, 1),
+        ({"max_position_embeddings": 128}, 1),
+        ({"initializer_range": 0.1}, 0),
+        ({"swa_rotary_base": 5e5, "rope_parameters": ..., "rope_theta": 1e6}, 0),
+    ],
+)
+def test_verify_compares_configurations(
+    changes: dict, status: int, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    """The weights are the same; only fields that the model reads make it another one."""
+    tensors = random_tensors("transformers", TINY)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, keys in zip(paths, (KEYS, new_keys(**changes)), strict=True):
+        write_folder(path, keys, tensors)
+    assert verify.main([str(path) for path in paths]) == status
+    printed = capsys.readouterr().out
+    assert ("differs: configuration: " in printed) == bool(status)
+    assert printed.endswith("DIFFERENT\n" if status else "equal\n")
+
+
+@pytest.mark.parametrize("name", [b"\xff", "\u03b1".encode()])
+def test_a_name_that_the_terminal_cannot_show(
+    name: bytes, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", shown)
+    with pytest.raises(SystemExit) as stopped:
+        run_command(lambda: convert.main([str(source), str(target)]))
+    assert stopped.value.code == 0
+    shown.flush()
+    assert b"(orbax)" in shown.buffer.getvalue()
 
 
 def test_verify_refuses_other_architectures(tmp_path: Path, source: Path):

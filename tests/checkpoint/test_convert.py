@@ -62,7 +62,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and chunks so small that every stack is cut, also within a tensor."""
     monkeypatch.setattr("zaya_jax.checkpoint.orbax_writer.BLOCK_BYTES", 3000)
-    monkeypatch.setattr("zaya_jax.checkpoint.convert.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("zaya_jax.checkpoint.copying.BLOCK_BYTES", 2000)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -295,7 +295,7 @@ def test_any_geometry_goes_there_and_back(
     source = write_folder(folder / "source", keys, tensors, shards=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("zaya_jax.checkpoint.orbax_writer.BLOCK_BYTES", block)
-        patch.setattr("zaya_jax.checkpoint.convert.BLOCK_BYTES", 2 * block)
+        patch.setattr("zaya_jax.checkpoint.copying.BLOCK_BYTES", 2 * block)
         convert(source, folder / "orbax")
         convert(folder / "orbax", folder / "back", layout=layout, max_shard_bytes=20 * block)
     assert_same_bytes(read_folder(folder / "back"), tensors)

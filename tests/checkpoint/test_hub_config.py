@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.hub_folders import SLIDING, TINY, new_keys, v1_keys, v2_keys
-from zaya_jax.checkpoint.hub_config import HubConfig, hub_config_keys, read_hub_config
+from zaya_jax.checkpoint.hub_config import HubConfig, read_hub_config
 from zaya_jax.checkpoint.layouts import LAYOUTS
+from zaya_jax.checkpoint.released_keys import hub_config_keys
 from zaya_jax.config import ConfigError, LayerType, ModelConfig
 from zaya_jax.presets import PRESETS, zaya1_8b, zaya1_base
 
@@ -39,6 +40,13 @@ SAME_MODEL = {
         rope_parameters=ROPE | {"rope_type": "linear", "factor": 1.0}
     ),
     "new, no layer_types": new_keys(layer_types=...),
+    "new, no rope for sliding layers": new_keys(
+        rope_parameters={"hybrid": ROPE, "hybrid_sliding": None}
+    ),
+    "v2, a head size under its old name": v2_keys(head_dim=..., kv_channels=8),
+    "v2, windows that are none": v2_keys(swa_layers=[0] * 6),
+    "v2, the same base in rope_scaling": v2_keys(rope_scaling=ROPE),
+    "v1, heads repeated for experts": v1_keys(cca_num_q_heads=[4, 4] * 3),
     "new, a window nobody uses": new_keys(sliding_window=4096),
     "v2": v2_keys(),
     "v2, also flat rope": v2_keys(rope_parameters=ROPE),
@@ -142,25 +150,66 @@ WRONG = {
     "odd expert width": (v2_keys(ffn_hidden_size=47), "ffn_hidden_size=47"),
     "unknown layer type": (new_keys(layer_types=["full_attention"] * 3), "layer_types"),
     "too few layer types": (new_keys(layer_types=["hybrid"] * 2), "2 entries, num_hidden_layers=3"),
-    "window missing": (new_keys(SLIDING, sliding_window=None), "sliding_window=None"),
+    "window missing": (new_keys(SLIDING, sliding_window=None), "sliding_window=null"),
     "windows differ": (v2_keys(SLIDING, swa_layers=[4, 0, 0, 0, 5, 0, 0, 0]), "swa_layers"),
     "window without layers": (v2_keys(sliding_window=4096), "sliding_window=4096"),
     "key missing": (new_keys(head_dim=...), "lacks the key 'head_dim'"),
     "number as text": (new_keys(hidden_size="32"), 'hidden_size="32"'),
     "number as truth": (new_keys(hidden_size=True), "hidden_size=true"),
     "flag as number": (new_keys(attention_bias=1), "attention_bias=1"),
-    "heads not divided": (new_keys(num_key_value_heads=3), "num_kv_heads=3"),
+    "heads not divided": (
+        new_keys(num_key_value_heads=3),
+        "num_attention_heads=4, num_key_value_heads=3",
+    ),
     "negative": (new_keys(vocab_size=-1), "vocab_size=-1"),
     "epsilon not finite": (new_keys(rms_norm_eps=float("nan")), "rms_norm_eps=NaN"),
     "no object": ([1], "no JSON object"),
+    "layer types nested": (new_keys(layer_types=[["hybrid"]] * 3), "layer_types="),
+    "layer types of objects": (new_keys(layer_types=[{}] * 3), "layer_types="),
+    "no layers": (new_keys(num_hidden_layers=0, layer_types=...), "num_hidden_layers=0"),
+    "more layers than memory": (new_keys(num_hidden_layers=10**12), "num_hidden_layers=10+:"),
+    "layers beyond 64 bits": (new_keys(num_hidden_layers=10**20), "num_hidden_layers=10+:"),
+    "v2 layers beyond memory": (v2_keys(num_hidden_layers=10**12), "num_hidden_layers=10+:"),
+    "epsilon beyond floats": (new_keys(rms_norm_eps=10**400), "rms_norm_eps=10+…: must be"),
+    "rope base beyond floats": (new_keys(rope_theta=10**400), "rope_theta=10+…: must be"),
+    "nested rope base beyond floats": (
+        new_keys(rope_parameters=ROPE | {"rope_theta": 10**400}),
+        "rope_theta must be a number",
+    ),
+    "rope base NaN": (new_keys(rope_parameters=ROPE | {"rope_theta": float("nan")}), "finite"),
+    "epsilon zero": (new_keys(rms_norm_eps=0.0), "rms_norm_eps=0.0: must be a positive"),
+    "epsilon zero, v2": (v2_keys(norm_epsilon=0.0), "norm_epsilon=0.0: must be a positive"),
+    "too many taps": (new_keys(cca_time0=9), "cca_time0=9: at most"),
+    "no rotary channels": (
+        new_keys(rope_parameters=ROPE | {"partial_rotary_factor": 0.0}),
+        "partial_rotary_factor=0.0",
+    ),
+    "no spread": (new_keys(initializer_range=0.0), "initializer_range=0.0"),
+    "no width": (new_keys(hidden_size=0), "hidden_size=0"),
+    "heads not divided, v1": (
+        v1_keys(cca_num_q_heads=[3, 0] * 3),
+        "cca_num_q_heads=3, num_query_groups_list=2",
+    ),
+    "no head size, v2": (v2_keys(head_dim=...), "lacks the key 'head_dim'"),
+    "a base in rope_scaling": (
+        v2_keys(rope_scaling={"rope_type": "default", "rope_theta": 5.0}),
+        "5 and 1e.06",
+    ),
+    "rope scaling empty text": (v2_keys(rope_scaling=""), 'rope_scaling=""'),
+    "factor true": (new_keys(rope_parameters=ROPE | {"factor": True}), "factor True"),
+    "windows on experts": (v2_keys(swa_layers=[0, 4] * 3), "swa_layers=.*expert blocks"),
+    "windows no list": (v2_keys(swa_layers={}), "swa_layers={}"),
+    "heads on experts, v1": (v1_keys(cca_num_q_heads=[0, 4] * 3), "cca_num_q_heads=.*even places"),
+    "width on attention, v1": (v1_keys(zaya_mlp_expansion=[16, 0] * 3), "zaya_mlp_expansion="),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_values_are_refused_by_key(name: str, tmp_path: Path):
     keys, message = WRONG[name]
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as error:
         read(tmp_path, keys)
+    assert str(error.value).startswith(str(tmp_path / "config.json"))
 
 
 def test_errors_name_the_file(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -90,6 +91,40 @@ def test_rules_need_a_mesh_that_has_their_axes_and_divides(folders: dict[str, Pa
         load_checkpoint(folders["released"], mesh, {"experts": "expert"})
     with pytest.raises(CheckpointError, match="'expertz'"):
         load_checkpoint(folders["released"], mesh, {"expertz": "model"})
+
+
+@pytest.mark.parametrize("folders", [BFLOAT16], indirect=True)
+@pytest.mark.parametrize("dtype", ["int8", "bool", "nonsense", np.float64, "float8_e4m3fn"])
+def test_matrices_take_floating_dtypes_only(folders: dict[str, Path], dtype: object):
+    for path in folders.values():
+        with pytest.raises(CheckpointError, match="must be one of float32, bfloat16, float16"):
+            load_checkpoint(path, dtype=dtype)
+
+
+@pytest.mark.parametrize("folders", [BFLOAT16], indirect=True)
+def test_rules_that_cannot_be_meant(folders: dict[str, Path]):
+    mesh = jax.make_mesh((1,), ("model",))
+    for wrong in (3, ["model", 3], {"model": 1}):
+        with pytest.raises(CheckpointError, match=r"'vocab' over .*; give a mesh axis"):
+            # Without the checks of annotations, which only tests have.
+            inspect.unwrap(load_checkpoint)(folders["released"], mesh, {"vocab": wrong})
+    twice = {"experts": "model", "gate_up": "model"}
+    with pytest.raises(CheckpointError, match="both 'experts' and 'gate_up' over 'model'"):
+        load_checkpoint(folders["orbax"], mesh, twice)
+    with pytest.raises(CheckpointError, match="both 'vocab' and 'vocab' over 'model'"):
+        load_checkpoint(folders["released"], mesh, {"vocab": ("model", "model")})
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("value", "dtype"), [(1e5, "float16"), (3.4e38, "bfloat16")])
+def test_numbers_too_large_for_the_dtype(where: str, value: float, dtype: str, tmp_path: Path):
+    tensors = random_tensors("transformers", TINY)
+    tensors["model.embed_tokens.weight"][3, 4] = value
+    write_folder(tmp_path / "released", new_keys(), tensors)
+    convert(tmp_path / "released", tmp_path / "orbax")
+    load_checkpoint(tmp_path / where)
+    with pytest.raises(CheckpointError, match=f"embed.*{dtype}.*wider"):
+        load_checkpoint(tmp_path / where, dtype=dtype)
 
 
 MESH = """

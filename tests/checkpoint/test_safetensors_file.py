@@ -57,6 +57,9 @@ LIES: dict[str, tuple[Any, int, str]] = {
         8,
         "tensor 'a'.*3",
     ),
+    "dtype a list": ({"a": entry(0, 8) | {"dtype": ["F32"]}}, 8, "tensor 'a'.*F32"),
+    "dtype an object": ({"a": entry(0, 8) | {"dtype": {}}}, 8, "tensor 'a'.*{}"),
+    "half a character": ({"\ud800": entry(0, 8)}, 8, "half a surrogate pair"),
     "missing field": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "tensor 'a'.*must have"),
     "entry no object": ({"a": 7}, 8, "tensor 'a'.*must have"),
     "three offsets": (
@@ -65,7 +68,7 @@ LIES: dict[str, tuple[Any, int, str]] = {
         "no range",
     ),
     "the same name twice": (TWICE, 8, "'a' occurs twice"),
-    "header no object": ([1, 2], 0, "not a JSON object"),
+    "header no object": ([1, 2], 0, "holds no JSON object"),
     "header no JSON": (b"{oops", 0, "not valid JSON"),
     "header nested without end": (b"[" * 100_000, 0, "not valid JSON|not a JSON"),
     "a pickle": (b"\x80\x04\x95", 0, "not valid JSON"),
@@ -142,7 +145,6 @@ def test_what_is_written_in_parts_is_read_back(
             writer.write(name, 0, array[:cut])
         else:
             writer.write(name, 0, array)
-    writer.close()
     file = SafetensorsFile(path)
     independent = read_folder(path.parent)
     assert set(file.entries) == set(arrays) == set(independent)
@@ -181,10 +183,32 @@ def test_the_reference_implementation_reads_our_files(tmp_path: Path):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     writer = SafetensorsWriter(path, {"x": (array.shape, array.dtype)})
     writer.write("x", 0, array)
-    writer.close()
     with safetensors.safe_open(path, "numpy") as file:
         assert file.metadata() == {"format": "pt"}  # transformers insists on it
         np.testing.assert_array_equal(file.get_tensor("x"), array)
     length = int.from_bytes(path.read_bytes()[:8], "little")
     assert (8 + length) % 8 == 0
     json.loads(path.read_bytes()[8 : 8 + length])
+
+
+def test_a_file_is_open_only_while_its_tensors_are_in_use(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    writer = SafetensorsWriter(path, {"x": ((2,), np.dtype(np.float32))})
+    writer.write("x", 0, np.ones(2, np.float32))
+    file = SafetensorsFile(path)
+    tensor = file.tensor("x")
+    file.release()
+    np.testing.assert_array_equal(tensor, [1, 1])
+    del tensor
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_that_is_exchanged_is_noticed(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    write_raw_safetensors(path, {"a": entry(0, 8)}, b"\1" * 8)
+    file = SafetensorsFile(path)
+    path.unlink()
+    write_raw_safetensors(path, {"a": entry(0, 16, (4,))}, b"\2" * 16)
+    with pytest.raises(CheckpointError, match=f"{path} changed while it was being read"):
+        file.tensor("a")

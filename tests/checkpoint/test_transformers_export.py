@@ -27,9 +27,9 @@ from tests.parity.cases import CASE_BY_NAME, ParityCase
 from tests.parity.ours import _batch
 from tests.parity.tensors import random_tensors
 from zaya_jax.checkpoint.convert import convert
-from zaya_jax.checkpoint.hub_config import hub_config_keys
 from zaya_jax.checkpoint.layouts import LAYOUTS, tensors_from_variables, variables_from_tensors
 from zaya_jax.checkpoint.load import load_checkpoint
+from zaya_jax.checkpoint.released_keys import hub_config_keys
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.training.loss import loss_sums
 

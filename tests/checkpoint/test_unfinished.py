@@ -52,9 +52,9 @@ def test_too_little_room_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.
 
 KILL = """
 import os, signal, sys
-from zaya_jax.checkpoint import convert, orbax_writer, progress
-convert.BLOCK_BYTES = orbax_writer.BLOCK_BYTES = 5000
-convert._THREADS = 1
+from zaya_jax.checkpoint import convert, copying, orbax_writer, progress
+copying.BLOCK_BYTES = orbax_writer.BLOCK_BYTES = 5000
+copying._THREADS = 1
 blocks = iter(range(30))
 def advance(self, count):
     if next(blocks, None) is None:
@@ -97,7 +97,9 @@ def test_a_failing_conversion_cleans_up(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("zaya_jax.checkpoint.orbax_writer._write_new", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"target cannot be written: No space left.*make room"
+    ):
         convert(source, tmp_path / "target")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

@@ -81,6 +81,17 @@ def test_an_index_that_disagrees(action: str, tmp_path: Path):
         refused(folder, r"model-00004-of-00004.safetensors is not in the index")
 
 
+@pytest.mark.parametrize("where", ["beside shards", "a broken link"])
+def test_one_file_beside_an_index_of_shards(where: str, tmp_path: Path):
+    """Readers disagree on which of the two is the model."""
+    folder = sharded(tmp_path / "model")
+    if where == "a broken link":
+        (folder / "model.safetensors").symlink_to("gone")
+    else:
+        write_safetensors(folder / "model.safetensors", random_tensors("zyphra", TINY))
+    refused(folder, rf"{folder}/model\.safetensors is not in the index {INDEX}; which is right")
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {}}'])
 def test_an_index_that_is_none(content: str, tmp_path: Path):
     folder = sharded(tmp_path / "model")

@@ -166,6 +166,29 @@ WRONG_TENSORS: dict[str, tuple[str, Change, str]] = {
         put(FC1.format(12), np.zeros((48, 32), np.float32)),
         "unknown tensor 'model.layers.5.zaya_block.experts.local_experts.12.linear_fc1.weight'",
     ),
+    "a layer number with zeros before it": (
+        "transformers",
+        put("model.layers.0009.input_layernorm.weight", np.zeros(32, np.float32)),
+        r"unknown tensor 'model\.layers\.0009\.input_layernorm\.weight'",
+    ),
+    "a layer number in other digits": (
+        "transformers",
+        put("model.layers.\u0669.input_layernorm.weight", np.zeros(32, np.float32)),
+        "unknown tensor 'model.layers.\u0669.input_layernorm.weight'",
+    ),
+    "a layer number of many digits": (
+        "transformers",
+        put(f"model.layers.{'9' * 5000}.input_layernorm.weight", np.zeros(32, np.float32)),
+        "unknown tensor 'model.layers.999",
+    ),
+    "no layers": (
+        "transformers",
+        lambda tensors: (
+            [tensors.pop(name) for name in list(tensors) if ".layers." in name]
+            and put("x.input_layernorm.weight", np.zeros(32, np.float32))(tensors)
+        ),
+        "describes 3 layers .* but no tensors of layers",
+    ),
     "no known layout": (
         "transformers",
         lambda tensors: (
@@ -228,6 +251,21 @@ WRONG_CONFIGS: dict[str, tuple[str, dict, str]] = {
         "zyphra",
         v1_keys(TINY.replace(num_layers=5)),
         r"10 layers.*layers\.5\.",
+    ),
+    "layers without number": (
+        "transformers",
+        new_keys(num_hidden_layers=10**9, layer_types=...),
+        r"describes 1000000000 layers.*layers\.2\.",
+    ),
+    "layers without number, v2": (
+        "zyphra",
+        v2_keys(num_hidden_layers=10**9),
+        r"describes 1000000000 layers.*layers\.5\.",
+    ),
+    "experts without number": (
+        "zyphra",
+        v2_keys(num_experts=10**8),
+        r"config\.json asks for 300,000,000 tensors.*num_experts=100000000",
     ),
     "new config, old tensors": ("zyphra", new_keys(), "new configuration.*of the zyphra layout"),
     "v2 config, new tensors": ("transformers", v2_keys(), "v2 configuration.*transformers layout"),

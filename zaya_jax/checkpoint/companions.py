@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.error import CheckpointError
 
 _PATTERNS = (
     "tokenizer*",
@@ -27,22 +28,34 @@ def inside_folder(folder: Path, name: str) -> Path:
       CheckpointError: when it is missing, or lies elsewhere by its name or through a link.
     """
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        real, root = path.resolve(), folder.resolve()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, NUL in a name
+        raise CheckpointError(f"{folder}: file {name!a} cannot be used: {error}") from None
+    if not real.is_relative_to(root):
         raise CheckpointError(
-            f"{path} leads out of the folder, to {path.resolve()}; copy the model's files into one "
+            f"{path} leads out of the folder, to {real}; copy the model's files into one "
             "folder (hf download --local-dir, or cp -rL)"
         )
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing or is no file")
+    if not is_file:
+        where = " or leads nowhere" if path.is_symlink() else ""
+        raise CheckpointError(f"{path} is missing or is no file{where}")
     return path
 
 
 def find_companions(folder: Path) -> dict[str, Path]:
-    """The files of a folder that travel along, by name."""
-    found = {path.name for pattern in _PATTERNS for path in folder.glob(pattern)}
-    return {
-        name: inside_folder(folder, name) for name in sorted(found) if (folder / name).is_file()
-    }
+    """The files of a folder that travel along, by name.
+
+    Raises:
+      CheckpointError: for a link that leads nowhere or out of the folder.
+    """
+    found = (
+        path.name
+        for path in sorted(folder.iterdir())
+        if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _PATTERNS)
+    )
+    return {name: inside_folder(folder, name) for name in found if not (folder / name).is_dir()}
 
 
 def copy_companions(companions: Mapping[str, Path], folder: Path) -> None:

@@ -7,7 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from zaya_jax.checkpoint.error import CheckpointError
+from zaya_jax.checkpoint.strict_json import read_object
 from zaya_jax.config import ConfigError
+
+LARGEST = 2**31 - 1  # of any size or count: what a model of any future may have, and no more
 
 _REQUIRED: Any = object()
 _SHOWN_CHARACTERS = 60
@@ -28,15 +32,12 @@ class ConfigKeys:
         Raises:
           ConfigError: when it is missing or is no JSON object.
         """
+        if not file.exists():
+            raise ConfigError(f"{file} does not exist; it comes with the model's files")
         try:
-            keys = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{file} does not exist; it comes with the model's files") from None
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{file} cannot be read as JSON: {error}") from None
-        if not isinstance(keys, dict):
-            raise ConfigError(f"{file} holds no JSON object")
-        return cls(file, keys)
+            return cls(file, read_object(file))
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
 
     def __contains__(self, name: str) -> bool:
         return self._keys.get(name) is not None
@@ -62,13 +63,15 @@ class ConfigKeys:
         """Notes keys that say nothing about the model."""
         self._used.update(names)
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A whole number; `default`, if given, where the key is absent or null."""
+    def integer(self, name: str, default: Any = _REQUIRED, *, least: int = 1) -> Any:
+        """A whole number of sensible size; `default`, if given, where the key is absent or null."""
         value = self._scalar(name, default)
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, "must be a whole number")
+        if not least <= value <= LARGEST:
+            raise self.error(name, f"must lie between {least} and {LARGEST}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -76,13 +79,10 @@ class ConfigKeys:
         value = self._scalar(name, default)
         if value is default:
             return value
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        number = finite_number(value)
+        if number is None:
             raise self.error(name, "must be a finite number")
-        return float(value)
+        return number
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         """True or false."""
@@ -99,22 +99,33 @@ class ConfigKeys:
         ):
             raise self.error(name, f"only {json.dumps(only)} is supported: {why}")
 
-    def one_value(self, name: str, count: int) -> int:
-        """The whole number that a list for `count` half-layers holds besides its zeros."""
+    def one_value(self, name: str, count: int, first: int) -> int:
+        """The whole number that a list for `count` half-layers holds for one kind of block.
+
+        Args:
+          name: of the key; its value may also be the number itself.
+          count: of half-layers.
+          first: place of the first block of that kind: 0 for attention, 1 for experts. Entries of
+            the other kind may be 0 or repeat the number.
+        """
         values = self.raw(name)
-        if isinstance(values, int) and not isinstance(values, bool):
+        if type(values) is int and 1 <= values <= LARGEST:
             return values
         if not isinstance(values, list) or not all(type(value) is int for value in values):
             raise self.error(name, "must be a whole number or a list of them, one a half-layer")
         if len(values) != count:
             raise self.error(name, f"has {len(values)} entries but zaya_layers has {count}")
-        distinct = sorted(set(values) - {0})
-        if len(distinct) != 1:
+        number = values[first]
+        if set(values[first::2]) != {number} or set(values) - {0, number}:
             raise self.error(
                 name,
-                f"must hold one value besides zeros, it holds {distinct}: all layers are alike",
+                f"must hold one value besides zeros, it holds {sorted(set(values) - {0})[:4]}: all "
+                f"layers are alike, and {'expert' if first else 'attention'} blocks come at "
+                f"{'odd' if first else 'even'} places",
             )
-        return distinct[0]
+        if not 1 <= number <= LARGEST:
+            raise self.error(name, f"must lie between 1 and {LARGEST}")
+        return number
 
     def _scalar(self, name: str, default: Any) -> Any:
         value = self.raw(name)
@@ -128,3 +139,14 @@ class ConfigKeys:
                 "zaya_layers"
             )  # fmt: skip
         return value
+
+
+def finite_number(value: Any) -> float | None:
+    """A JSON number as a float; None for whatever is none, or is too large to be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -10,51 +10,39 @@ a folder that transformers loads. DST appears when it is complete.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from zaya_jax.checkpoint.command import Parser, run_command
-from zaya_jax.checkpoint.hub_config import CONFIG_FILE, hub_config_keys
+from zaya_jax.checkpoint.copying import Writer, copy_leaves
+from zaya_jax.checkpoint.error import CheckpointError
+from zaya_jax.checkpoint.hub_config import CONFIG_FILE
 from zaya_jax.checkpoint.hub_writer import HubWriter
 from zaya_jax.checkpoint.layouts import LAYOUTS, TRANSFORMERS
-from zaya_jax.checkpoint.manager import CheckpointError
-from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.checkpoint.open import open_intact
 from zaya_jax.checkpoint.orbax_reader import RELEASED, RELEASED_BALANCING, OrbaxReader
 from zaya_jax.checkpoint.orbax_writer import OrbaxWriter
 from zaya_jax.checkpoint.progress import Progress
-from zaya_jax.checkpoint.reader import (
-    BLOCK_BYTES,
-    Index,
-    Leaf,
-    Reader,
-    blocks,
-    check_finite,
-    common_block,
-    grown_block,
-)
+from zaya_jax.checkpoint.reader import Leaf, Reader
+from zaya_jax.checkpoint.released_keys import hub_config_keys
 from zaya_jax.checkpoint.skip_bias import SkipBias, differing_layers, shifted
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision
-from zaya_jax.checkpoint.unfinished import finished_folder
+from zaya_jax.checkpoint.unfinished import check_target, finished_folder
 
 ORBAX = OrbaxReader.layout
 TARGET_LAYOUTS = (*LAYOUTS, ORBAX)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
-_THREADS = 4  # while one waits for the disk, another one checks, casts or checksums
 _SHARD_BYTES = 5_000_000_000
 _ROOM_FOR_SMALL_FILES = 64 << 20
-
-Writer = HubWriter | OrbaxWriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +71,8 @@ def convert(
 
     Args:
       source: a released folder, a converted checkpoint, a run's folder or one of its checkpoints.
-      target: must not exist; it appears when everything is on the disk.
+      target: must not exist, or be empty, and not lie in `source`; it appears when everything is
+        on the disk.
       layout: "transformers", "zyphra" or "orbax"; None: orbax for a released folder, else
         transformers.
       dtype: "float32" or "bfloat16" for the matrices. Router, convolutions, norms, scales and
@@ -98,13 +87,12 @@ def convert(
       CheckpointError: when a tensor is not what it should be, or `target` cannot be written.
       ConfigError: when the configuration describes no model of this family.
     """
-    source, target = Path(source), Path(target)
-    reader = open_checkpoint(source)
-    if isinstance(reader, OrbaxReader):
-        damage = reader.find_damage()
-        if damage is not None:
-            raise CheckpointError(f"{reader.path} is damaged: {damage}; choose another checkpoint")
+    source = Path(source)
+    target = check_target(target, source)
+    reader = open_intact(source)
     layout = layout or (TRANSFORMERS.name if reader.layout == ORBAX else ORBAX)
+    if skip_bias is SkipBias.SHIFT and layout != TRANSFORMERS.name:
+        raise CheckpointError(f"skip_bias shift is for the layout transformers, not for {layout}")
     dtypes = {
         path: _target_dtype(reader, leaf, layout, dtype) for path, leaf in reader.leaves.items()
     }
@@ -116,8 +104,8 @@ def convert(
     label = f"converting {source.name}"
     with finished_folder(target, nbytes + _ROOM_FOR_SMALL_FILES) as folder:
         writer, finish = _open_writer(reader, folder, layout, dtypes, max_shard_bytes)
-        with contextlib.closing(writer), Progress(label, nbytes, shown=show_progress) as progress:
-            _copy_leaves(reader, writer, dtypes, replaced, progress.advance)
+        with Progress(label, nbytes, shown=show_progress) as progress:
+            copy_leaves(reader, writer, dtypes, replaced, progress.advance)
             finish()
     return Conversion(
         reader.layout,
@@ -195,80 +183,20 @@ def _finish_orbax(reader: Reader, writer: OrbaxWriter) -> None:
     )
 
 
-def _copy_leaves(
-    reader: Reader,
-    writer: Writer,
-    dtypes: dict[LeafPath, np.dtype],
-    replaced: dict[LeafPath, np.ndarray],
-    advance: Callable[[int], None],
-) -> None:
-    """Reads, checks, casts and writes all blocks, a few at a time."""
-
-    def copy(path: LeafPath, index: Index) -> int:
-        block = replaced[path][index] if path in replaced else reader.read(path, index)
-        check_finite(reader, path, index, block)
-        cast = block.astype(dtypes[path], copy=False)
-        if cast is not block:
-            check_finite(reader, path, index, cast)  # float32 may overflow bfloat16
-        writer.write(path, index, cast)
-        size = cast.nbytes
-        del block, cast
-        reader.release()
-        return size
-
-    _run_bounded(copy, _all_blocks(reader, writer), advance)
-
-
-def _all_blocks(reader: Reader, writer: Writer) -> Iterator[tuple[int, LeafPath, Index]]:
-    """Size, leaf and place of every block; blocks are whole chunks on both sides."""
-    for path, leaf in reader.leaves.items():
-        itemsize = leaf.dtype.itemsize
-        unit = common_block(leaf.shape, leaf.chunk, writer.chunks[path])
-        block = grown_block(leaf.shape, unit, itemsize, BLOCK_BYTES)
-        for index in blocks(leaf.shape, block):
-            size = itemsize * math.prod(part.stop - part.start for part in index)
-            yield size, path, index
-
-
-def _run_bounded(
-    copy: Callable[[LeafPath, Index], int],
-    work: Iterator[tuple[int, LeafPath, Index]],
-    advance: Callable[[int], None],
-) -> None:
-    """Runs `copy` over all blocks in threads, with few bytes in memory at any time."""
-    running: dict[concurrent.futures.Future[int], int] = {}
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            for size, path, index in work:
-                while running and sum(running.values()) + size > _THREADS * BLOCK_BYTES:
-                    _collect(running, advance)
-                running[pool.submit(copy, path, index)] = size
-            while running:
-                _collect(running, advance)
-        except BaseException:
-            for future in running:
-                future.cancel()
-            raise
-
-
-def _collect(
-    running: dict[concurrent.futures.Future[int], int], advance: Callable[[int], None]
-) -> None:
-    """Takes out what has finished; raises what it raised."""
-    done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-    for future in done:
-        del running[future]
-        advance(future.result())
-
-
 def parse_size(text: str) -> int:
     """Bytes of "5GB", "500MB" or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip(), re.IGNORECASE)
     scale = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-    size = int(float(match.group(1)) * scale[match.group(2).upper()]) if match else 0
-    if size < 1:
+    size = float(match.group(1)) * scale[match.group(2).upper()] if match else 0.0
+    if not 1 <= size < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 500MB or bytes")
-    return size
+    return int(size)
+
+
+def _folder(text: str) -> Path:
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!a} names no folder")
+    return Path(text)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -284,8 +212,8 @@ def main(argv: Sequence[str]) -> int:
         choices=("hf-to-orbax", "orbax-to-hf"),
         help="may be left out: SRC and --layout decide",
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="folder to read")
-    parser.add_argument("target", metavar="DST", type=Path, help="folder to make")
+    parser.add_argument("source", metavar="SRC", type=_folder, help="folder to read")
+    parser.add_argument("target", metavar="DST", type=_folder, help="folder to make")
     parser.add_argument("--layout", choices=TARGET_LAYOUTS, help="of DST")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the matrices in DST")
     parser.add_argument(
@@ -293,8 +221,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--skip-bias",
-        type=SkipBias,
-        choices=tuple(SkipBias),
+        choices=[choice.value for choice in SkipBias],
         help="balancing biases for transformers: keep, or shift so that the skip class has -1; "
         "default: shift for what was trained here",
     )
@@ -310,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
         layout=options.layout or default.get(options.direction),
         dtype=options.dtype,
         max_shard_bytes=options.max_shard_size,
-        skip_bias=options.skip_bias,
+        skip_bias=options.skip_bias and SkipBias(options.skip_bias),
         show_progress=True,
     )
     for note in done.notes:

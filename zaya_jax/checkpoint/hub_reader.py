@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from zaya_jax.checkpoint.companions import find_companions, inside_folder
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.hub_config import CONFIG_FILE, HubConfig, read_hub_config
 from zaya_jax.checkpoint.layouts import LAYOUTS, Layout
-from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.checkpoint.reader import Index, Leaf, Reader
 from zaya_jax.checkpoint.safetensors_file import SafetensorsFile
+from zaya_jax.checkpoint.strict_json import read_object
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Rules, TensorRule
 from zaya_jax.config import ModelConfig
 
 INDEX_FILE = "model.safetensors.index.json"
-_SHARD_NAME = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+SINGLE_FILE = "model.safetensors"
+_SHARD_NAME = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+_LAYER_OF_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.")
 
 
 class HubReader(Reader):
@@ -49,6 +51,7 @@ class HubReader(Reader):
         self.rules = layout.rules(hub.model)
         self._rule_by_path = {rule.path: rule for rule in self.rules}
         _check_layer_count(folder, layout, hub.model, self._tensors)
+        _check_tensor_count(folder, self.rules, hub.model, self._tensors)
         _check_names(folder, self.rules, hub.model, self._tensors)
         self.leaves = {rule.path: self._checked_leaf(rule) for rule in self.rules}
         self.carried = hub.carried
@@ -144,14 +147,14 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     if not (folder / INDEX_FILE).exists() and not (folder / INDEX_FILE).is_symlink():
         return None
     file = inside_folder(folder, INDEX_FILE)
-    try:
-        index: Any = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        valid = all(isinstance(n, str) and isinstance(f, str) for n, f in index.items())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is no index of safetensors files ({error!r})") from None
-    if not valid or not index:
+    index = read_object(file).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(map(_is_text, index.values())):
         raise CheckpointError(f"{file}: weight_map must map names of tensors to names of files")
     return index
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _files_without_index(folder: Path) -> list[str]:
@@ -174,8 +177,11 @@ def _files_without_index(folder: Path) -> list[str]:
 def _check_index(folder: Path, index: dict[str, str], tensors: Tensors) -> None:
     listed = set(index.values())
     for path in sorted(folder.glob("*.safetensors")):
-        if _SHARD_NAME.fullmatch(path.name) and path.name not in listed:
-            raise CheckpointError(f"{path} is not in the index {INDEX_FILE}; which is right?")
+        is_model = path.name == SINGLE_FILE or _SHARD_NAME.fullmatch(path.name)
+        if is_model and path.name not in listed:
+            raise CheckpointError(
+                f"{path} is not in the index {INDEX_FILE}; which is right? Move the other away"
+            )
     for name, file_name in index.items():
         if name not in tensors:
             raise CheckpointError(
@@ -227,16 +233,30 @@ def _with_canonical_names(layout: Layout, tensors: Tensors) -> Tensors:
 
 
 def _check_layer_count(folder: Path, layout: Layout, config: ModelConfig, tensors: Tensors) -> None:
-    numbers = {
-        int(m.group(1)) for m in (re.match(r"model\.layers\.(\d+)\.", n) for n in tensors) if m
-    }
+    matches = {name: _LAYER_OF_NAME.match(name) for name in tensors}
+    numbers = {name: int(match.group(1)) for name, match in matches.items() if match}
     expected = config.num_layers * layout.layer_stride
-    if numbers and max(numbers) + 1 != expected:
-        name = next(n for n in tensors if n.startswith(f"model.layers.{max(numbers)}."))
+    last = max(numbers, key=lambda name: numbers[name], default=None)
+    if last is None or numbers[last] + 1 != expected:
+        found = "no tensors of layers"
+        if last is not None:
+            file, stored = tensors[last]
+            found = f"{file.path} has tensors up to {stored!r}"
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} describes {expected} layers (num_hidden_layers), but "
-            f"{tensors[name][0].path} has tensors up to {tensors[name][1]!r}"
+            f"{folder / CONFIG_FILE} describes {expected} layers (num_hidden_layers), but {found}"
         )
+
+
+def _check_tensor_count(folder: Path, rules: Rules, config: ModelConfig, tensors: Tensors) -> None:
+    """Before anything is made for every tensor: a false config.json may ask for billions."""
+    for rule in rules:
+        asked = math.prod(rule.shape(config)[: rule.stacked])
+        if asked > len(tensors):
+            name = rule.tensor_name(config, *(0,) * rule.stacked)
+            raise CheckpointError(
+                f"{folder / CONFIG_FILE} asks for {asked:,} tensors like {name!r} "
+                f"(num_experts={config.num_experts}), the files hold {len(tensors):,} in all"
+            )
 
 
 def _check_names(folder: Path, rules: Rules, config: ModelConfig, tensors: Tensors) -> None:

@@ -12,13 +12,11 @@ import numpy as np
 
 from zaya_jax.checkpoint.companions import copy_companions
 from zaya_jax.checkpoint.hub_config import CONFIG_FILE
-from zaya_jax.checkpoint.hub_reader import INDEX_FILE
+from zaya_jax.checkpoint.hub_reader import INDEX_FILE, SINGLE_FILE
 from zaya_jax.checkpoint.reader import Index
 from zaya_jax.checkpoint.safetensors_file import SafetensorsWriter
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Rules, TensorRule
 from zaya_jax.config import ModelConfig
-
-SINGLE_FILE = "model.safetensors"
 
 # Tensor name -> shape and dtype.
 TensorTable = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -41,10 +39,8 @@ class HubWriter:
         self.chunks = {rule.path: _smallest_part(rule, config) for rule in rules}
         self._shards = _plan_shards(_tensors_in_order(config, rules, dtypes), max_shard_bytes)
         self._file_of: dict[str, SafetensorsWriter] = {}
-        self._files: list[SafetensorsWriter] = []
         for name, table in self._shards.items():
             file = SafetensorsWriter(folder / name, table)
-            self._files.append(file)
             self._file_of.update(dict.fromkeys(table, file))
 
     def write(self, path: LeafPath, index: Index, block: np.ndarray) -> None:
@@ -61,8 +57,7 @@ class HubWriter:
             self._file_of[name].write(name, first_byte, block[offsets])
 
     def finish(self, config_keys: Mapping[str, Any], companions: Mapping[str, Path]) -> None:
-        """Closes the files, writes the index if there are several, and config.json last."""
-        self.close()
+        """Writes the index if there are several files, and config.json last."""
         copy_companions(companions, self._folder)
         if len(self._shards) > 1:
             placed = {name: shard for shard, table in self._shards.items() for name in table}
@@ -77,12 +72,6 @@ class HubWriter:
             }
             (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         (self._folder / CONFIG_FILE).write_text(json.dumps(config_keys, indent=2) + "\n")
-
-    def close(self) -> None:
-        """Closes the files; may be called again."""
-        for file in self._files:
-            file.close()
-        self._files = []
 
     @property
     def tensor_count(self) -> int:

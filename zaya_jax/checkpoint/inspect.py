@@ -16,7 +16,7 @@ import numpy as np
 
 from zaya_jax.checkpoint.command import Parser, run_command
 from zaya_jax.checkpoint.layouts import LAYOUTS
-from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.checkpoint.open import open_intact
 from zaya_jax.checkpoint.reader import Reader
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision
 from zaya_jax.config import EXECUTION_FIELDS, INITIALIZATION_FIELDS
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("path", metavar="DIR", type=Path)
     options = parser.parse_args(argv)
-    for line in describe(open_checkpoint(options.path)):
+    for line in describe(open_intact(options.path)):
         print(line)
     return 0
 

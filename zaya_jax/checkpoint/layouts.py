@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.tensor_rule import (
     Precision,
     Rules,

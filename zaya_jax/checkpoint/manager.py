@@ -25,12 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from zaya_jax.checkpoint.error import CheckpointError as CheckpointError
 from zaya_jax.checkpoint.manifest import MANIFEST, find_damage, is_finished, write_manifest
+from zaya_jax.checkpoint.manifest import saved_steps as saved_steps
 from zaya_jax.checkpoint.settings import CheckpointConfig
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written, found or used. The message names the path and the mend."""
 
 
 class Found(NamedTuple):
@@ -223,14 +221,6 @@ class CheckpointManager:
                     shutil.rmtree(self._directory / str(old))
         except (OSError, ValueError) as error:
             self._commit_error = _write_error(path, error)
-
-
-def saved_steps(directory: Path) -> list[int]:
-    """Steps that have a checkpoint folder, in ascending order; finished or not."""
-    if not directory.is_dir():
-        return []
-    names = (path.name for path in directory.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def steps_to_delete(steps: list[int], config: CheckpointConfig) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from zaya_jax.checkpoint.error import CheckpointError, reason_of
 from zaya_jax.checkpoint.hub_config import CONFIG_FILE
-from zaya_jax.checkpoint.hub_reader import HubReader
-from zaya_jax.checkpoint.manager import CheckpointError, saved_steps
+from zaya_jax.checkpoint.hub_reader import INDEX_FILE, HubReader
+from zaya_jax.checkpoint.manifest import saved_steps
 from zaya_jax.checkpoint.orbax_reader import VARIABLES, OrbaxReader, find_checkpoint
 from zaya_jax.checkpoint.reader import Reader
 from zaya_jax.checkpoint.unfinished import is_unfinished
@@ -20,7 +22,24 @@ def open_checkpoint(path: str | Path) -> Reader:
       ConfigError: when its config.json describes no model of this family.
     """
     folder = Path(path)
-    return HubReader(folder) if is_released(folder) else OrbaxReader(find_checkpoint(folder))
+    try:
+        return HubReader(folder) if is_released(folder) else OrbaxReader(find_checkpoint(folder))
+    except (OSError, RuntimeError) as error:  # no permission, a link to itself, a failing disk
+        raise CheckpointError(f"{folder} cannot be read: {reason_of(error)}") from error
+
+
+def open_intact(path: str | Path) -> Reader:
+    """Opens a checkpoint as `open_checkpoint` does, and compares its files with their checksums.
+
+    Raises:
+      CheckpointError: also when a file has changed since it was written. Chunks that a conversion
+        wrote are compared when they are read.
+    """
+    reader = open_checkpoint(path)
+    damage = reader.find_damage() if isinstance(reader, OrbaxReader) else None
+    if damage is not None:
+        raise CheckpointError(f"{reader.path} is damaged: {damage}; choose another checkpoint")
+    return reader
 
 
 def is_released(folder: Path) -> bool:
@@ -33,7 +52,9 @@ def is_released(folder: Path) -> bool:
         raise CheckpointError(f"{folder} is no folder")
     if is_unfinished(folder):
         raise CheckpointError(f"{folder} is the remains of a conversion that was broken off")
-    is_ours = (folder / VARIABLES).is_dir() or (folder / "checkpoints").is_dir()
-    if is_ours or saved_steps(folder):
+    if (folder / VARIABLES).is_dir():
         return False
-    return (folder / CONFIG_FILE).exists() or any(folder.glob("*.safetensors"))
+    if any(folder.glob("*.safetensors")) or os.path.lexists(folder / INDEX_FILE):
+        return True
+    is_run = (folder / "checkpoints").is_dir() or saved_steps(folder)
+    return not is_run and os.path.lexists(folder / CONFIG_FILE)

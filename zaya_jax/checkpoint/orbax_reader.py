@@ -8,23 +8,30 @@ DIR/variables       parameters and balancing biases (Orbax)
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
-from zaya_jax.checkpoint.companions import find_companions
+from zaya_jax.checkpoint.companions import find_companions, inside_folder
+from zaya_jax.checkpoint.config_keys import LARGEST
+from zaya_jax.checkpoint.error import CheckpointError, reason_of
 from zaya_jax.checkpoint.hub_config import CARRIED_KEYS, CONFIG_FILE
 from zaya_jax.checkpoint.layouts import TRANSFORMERS
-from zaya_jax.checkpoint.manager import CheckpointError, read_json, saved_steps
-from zaya_jax.checkpoint.manifest import MANIFEST, find_damage, is_finished
-from zaya_jax.checkpoint.raw_chunks import ARRAY_METADATA, Manifest, RawArray, open_raw_array
+from zaya_jax.checkpoint.manifest import (
+    Manifest,
+    file_damage,
+    find_damage,
+    is_finished,
+    read_manifest,
+    saved_steps,
+)
+from zaya_jax.checkpoint.raw_chunks import ARRAY_METADATA, RawArray, open_raw_array
 from zaya_jax.checkpoint.reader import Index, Leaf, Reader
+from zaya_jax.checkpoint.strict_json import read_object
 from zaya_jax.checkpoint.tensor_rule import LeafPath
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ConfigError, ModelConfig
 
 VARIABLES = "variables"
 METADATA = "metadata"
@@ -50,10 +57,10 @@ class OrbaxReader(Reader):
         if not is_finished(folder):
             raise CheckpointError(f"{folder} was not completely written; choose another one")
         self.path = folder
-        metadata = read_json(folder, METADATA)
-        self.config = ModelConfig.from_dict(metadata["config"]["model"])
+        self._manifest = read_manifest(folder)
+        metadata = _read_metadata(folder)
+        self.config = _saved_config(folder, metadata)
         self.rules = TRANSFORMERS.rules(self.config)
-        self._manifest = _read_manifest(folder)
         self._arrays = _open_arrays(folder, self._manifest)
         self.leaves = self._checked_leaves()
         released = _released_folder(folder, metadata)
@@ -62,6 +69,11 @@ class OrbaxReader(Reader):
         self.is_trained_here = RELEASED_BALANCING not in metadata
         self.notes = []
         balancing = metadata.get(RELEASED_BALANCING, "float32")
+        if balancing not in _STORED_DTYPES:
+            raise CheckpointError(
+                f"{folder / METADATA}: {RELEASED_BALANCING}={balancing!r} must be one of "
+                f"{', '.join(_STORED_DTYPES)}"
+            )
         self.released_balancing = ts.dtype(balancing).numpy_dtype
 
     def read(self, path: LeafPath, index: Index) -> np.ndarray:
@@ -73,16 +85,13 @@ class OrbaxReader(Reader):
         if not all(isinstance(array, RawArray) for array in self._arrays.values()):
             return find_damage(self.path)
         folders = {array_folder(path) for path in self._arrays}
-        for name, entry in self._manifest.items():
+        for name in self._manifest:
             folder, _, file = name.rpartition("/")
             if folder in folders and file != ARRAY_METADATA:
                 continue
-            try:
-                content = (self.path / name).read_bytes()
-            except OSError as error:
-                return f"{name} cannot be read ({error.strerror})"
-            if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-                return f"{name} has changed since it was written (its checksum differs)"
+            damage = file_damage(self.path, self._manifest, name)
+            if damage is not None:
+                return damage
         return None
 
     def place(self, path: LeafPath, position: tuple[int, ...]) -> str:
@@ -154,8 +163,7 @@ class StoredArray:
         try:
             return self._store[index].read().result()
         except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{self._place} cannot be read: {reason}") from None
+            raise CheckpointError(f"{self._place} cannot be read: {reason_of(error)}") from None
 
 
 def array_folder(path: LeafPath) -> str:
@@ -163,30 +171,43 @@ def array_folder(path: LeafPath) -> str:
     return f"{VARIABLES}/{'.'.join(path)}"
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    """What was saved beside the arrays; its "config" is an object that has a "model"."""
+    file = folder / METADATA / METADATA
+    metadata = read_object(file)
+    config = metadata.get("config")
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise CheckpointError(f"{file} holds no configuration of a model (config, model)")
+    return metadata
+
+
+def _saved_config(folder: Path, metadata: dict[str, Any]) -> ModelConfig:
+    fields = metadata["config"]["model"]
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        valid = all({"bytes", "sha256"} <= set(entry) for entry in manifest.values())
-    except (ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error})") from None
-    if not valid:
-        raise CheckpointError(f"{folder / MANIFEST} must give bytes and sha256 of every file")
-    return manifest
+        config = ModelConfig.from_dict(fields)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{folder / METADATA / METADATA}: {reason_of(error)}") from None
+    for name, value in fields.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ConfigError(f"{folder / METADATA / METADATA}: {name} is above {LARGEST}")
+    return config
 
 
 def _open_arrays(folder: Path, manifest: Manifest) -> dict[LeafPath, StoredArray | RawArray]:
     """All arrays of an Orbax tree, by path."""
     file = folder / VARIABLES / TREE_METADATA
+    tree = read_object(file)
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
         driver = "zarr3" if tree.get("use_zarr3") else "zarr"
         is_database = tree["use_ocdbt"]
         paths = [
             tuple(key["key"] for key in entry["key_metadata"])
             for entry in tree["tree_metadata"].values()
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error!r})") from None
+        if not all(isinstance(key, str) and "/" not in key for path in paths for key in path):
+            raise TypeError("a key is no name")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} describes no tree of arrays ({error!r})") from None
     arrays: dict[LeafPath, StoredArray | RawArray] = {}
     for path in paths:
         raw = None if is_database else open_raw_array(folder, array_folder(path), manifest)
@@ -203,8 +224,8 @@ def _open_stored(folder: Path, path: LeafPath, driver: str, is_database: bool) -
     try:
         opened = ts.open({"driver": driver, "kvstore": store}, read=True).result()
     except ValueError as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{folder / VARIABLES}: {'/'.join(path)}: {reason}") from None
+        place = f"{folder / VARIABLES}: {'/'.join(path)}"
+        raise CheckpointError(f"{place}: {reason_of(error)}") from None
     return StoredArray(opened, f"{folder / VARIABLES}: {'/'.join(path)}")
 
 
@@ -212,18 +233,20 @@ def _released_folder(folder: Path, metadata: dict[str, Any]) -> Path | None:
     """Where the files lie that came with the release this checkpoint was made or trained from."""
     start = metadata["config"].get("init_from")
     candidates = [folder / RELEASED]
-    if start:
+    if start and isinstance(start, str) and "\0" not in start:
         candidates += [Path(start) / RELEASED, Path(start)]
     for candidate in candidates:
-        if (candidate / CONFIG_FILE).is_file() and not (candidate / "checkpoints").exists():
+        is_released = candidate.name == RELEASED or any(candidate.glob("*.safetensors"))
+        if is_released and (candidate / CONFIG_FILE).is_file():
             return candidate
     return None
 
 
 def _run_tokenizer(metadata: dict[str, Any]) -> dict[str, Path]:
     """The tokenizer.json that a run was trained with, if it is still there."""
-    name = metadata["config"].get("data", {}).get("tokenizer")
-    if not name:
+    data = metadata["config"].get("data")
+    name = data.get("tokenizer") if isinstance(data, dict) else None
+    if not name or not isinstance(name, str) or "\0" in name:
         return {}
     shipped = Path(__file__).parents[1] / "data" / "tokenizers" / f"{name}.json"
     path = next((path for path in (Path(name), shipped) if path.is_file()), None)
@@ -233,11 +256,15 @@ def _run_tokenizer(metadata: dict[str, Any]) -> dict[str, Path]:
 def _carried_keys(released: Path | None, companions: dict[str, Path]) -> dict[str, Any]:
     """Token ids out of the released config.json, or else out of the run's tokenizer."""
     if released is not None:
-        keys = json.loads((released / CONFIG_FILE).read_text(encoding="utf-8"))
+        keys = read_object(inside_folder(released, CONFIG_FILE))
         return {key: keys.get(key) for key in CARRIED_KEYS}
     if TOKENIZER_FILE not in companions:
         return {}
-    tokenizer = json.loads(companions[TOKENIZER_FILE].read_text(encoding="utf-8"))
-    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    file = companions[TOKENIZER_FILE]
+    try:
+        tokens = read_object(file).get("added_tokens", [])
+        ids = {token["content"]: token["id"] for token in tokens}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: added_tokens is no list of tokens ({error!r})") from None
     # "<pad>" is the content of pad_token_id, and so on.
     return {key: ids.get(f"<{key.removesuffix('_token_id')}>") for key in CARRIED_KEYS}

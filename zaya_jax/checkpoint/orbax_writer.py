@@ -97,9 +97,6 @@ class OrbaxWriter:
         text = json.dumps(dict(sorted(self._manifest.items())), indent=1)
         _write_new(self._folder / MANIFEST, text.encode())
 
-    def close(self) -> None:
-        """Nothing is open between two calls."""
-
     def _write_json(self, name: str, value: Any) -> None:
         self._write_file(name, json.dumps(value).encode())
 

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import mmap
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from zaya_jax.checkpoint.manager import CheckpointError
-from zaya_jax.checkpoint.manifest import MANIFEST
+from zaya_jax.checkpoint.companions import inside_folder
+from zaya_jax.checkpoint.error import CheckpointError, reason_of
+from zaya_jax.checkpoint.manifest import MANIFEST, Manifest
+from zaya_jax.checkpoint.strict_json import read_object
 
 ARRAY_METADATA = ".zarray"
 
-# Of a manifest: path below the checkpoint -> {"bytes": …, "sha256": …}.
-Manifest = Mapping[str, Mapping[str, Any]]
+_LARGEST = 1 << 48  # of an axis
+_DTYPES: dict[str, np.dtype] = {"<f4": np.dtype(np.float32), "<f2": np.dtype(np.float16)}
+_DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 
 
 def array_description(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict:
@@ -50,17 +51,38 @@ def chunk_name(numbers: tuple[int, ...]) -> str:
 
 
 def open_raw_array(checkpoint: Path, name: str, manifest: Manifest) -> RawArray | None:
-    """The array in a folder below a checkpoint; None when it is not in raw chunks."""
-    try:
-        found = json.loads((checkpoint / name / ARRAY_METADATA).read_text(encoding="utf-8"))
-        shape, chunk = tuple(found["shape"]), tuple(found["chunks"])
-        text = found["dtype"]
-        dtype = np.dtype(ml_dtypes.bfloat16 if text == "bfloat16" else text)
-    except (OSError, ValueError, KeyError, TypeError):
+    """The array in a folder below a checkpoint; None when it is not in raw chunks.
+
+    Raises:
+      CheckpointError: when its description cannot be read or is impossible.
+    """
+    if not (checkpoint / name / ARRAY_METADATA).exists():
+        return None
+    file = inside_folder(checkpoint, f"{name}/{ARRAY_METADATA}")
+    found = read_object(file)
+    shape, chunk = _sizes(file, found, "shape", 0), _sizes(file, found, "chunks", 1)
+    if len(shape) != len(chunk):
+        raise CheckpointError(
+            f"{file}: shape {shape} and chunks {chunk} have other numbers of axes"
+        )
+    text = found.get("dtype")
+    dtype = _DTYPES.get(text) if isinstance(text, str) else None
+    if dtype is None:
         return None
     if found != array_description(shape, chunk, dtype):
         return None
     return RawArray(checkpoint, name, shape, chunk, dtype, manifest)
+
+
+def _sizes(file: Path, found: dict[str, Any], key: str, least: int) -> tuple[int, ...]:
+    value = found.get(key)
+    if not isinstance(value, list) or not all(
+        type(size) is int and least <= size <= _LARGEST for size in value
+    ):
+        raise CheckpointError(
+            f"{file}: {key}={str(value)[:60]} must be a list of whole numbers, at least {least}"
+        )
+    return tuple(value)
 
 
 class RawArray:
@@ -113,7 +135,7 @@ class RawArray:
 
     def _chunk(self, numbers: tuple[int, ...]) -> np.ndarray:
         name = f"{self._name}/{chunk_name(numbers)}"
-        path = self._checkpoint / name
+        path = inside_folder(self._checkpoint, name)
         expected = math.prod(self.chunk) * self.dtype.itemsize
         try:
             with path.open("rb") as file:
@@ -126,8 +148,8 @@ class RawArray:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(
-                f"{self._checkpoint} is damaged: {name} cannot be read ({error.strerror}); choose "
-                "another checkpoint"
+                f"{self._checkpoint} is damaged: {name} cannot be read ({reason_of(error)}); "
+                "choose another checkpoint"
             ) from None
         with self._lock:
             is_new = name not in self._checked

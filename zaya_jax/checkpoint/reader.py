@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Rules, TensorRule
 from zaya_jax.config import ModelConfig
 
@@ -115,8 +115,10 @@ def common_block(
     return tuple(min(size, step) for size, step in zip(shape, common, strict=True))
 
 
-def check_finite(reader: Reader, path: LeafPath, index: Index, block: np.ndarray) -> None:
-    """Refuses NaN and infinity.
+def check_finite(
+    reader: Reader, path: LeafPath, index: Index, block: np.ndarray, *, because: str = ""
+) -> None:
+    """Refuses NaN and infinity; `because` comes before what was found.
 
     Raises:
       CheckpointError: names the tensor that holds the first one.
@@ -131,8 +133,13 @@ def check_finite(reader: Reader, path: LeafPath, index: Index, block: np.ndarray
         position = tuple(int(i) + s.start for i, s in zip(inside, index, strict=True))
         value = float(flat[offset])
         raise CheckpointError(
-            f"{reader.place(path, position)} holds {value} at {list(position)} of "
-            f"{'/'.join(path)}; the file is damaged or its training had failed"
+            f"{reader.place(path, position)} holds {because}{value} at {list(position)} of "
+            f"{'/'.join(path)}; "
+            + (
+                "choose a wider one"
+                if because
+                else "the file is damaged or its training had failed"
+            )
         )
 
 

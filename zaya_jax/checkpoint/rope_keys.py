@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from zaya_jax.checkpoint.config_keys import ConfigKeys
+from zaya_jax.checkpoint.config_keys import ConfigKeys, finite_number
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
 _UNSCALED = ("default", "linear")  # types that are plain RoPE, the second with factor 1 only
@@ -34,21 +34,29 @@ def read_rope(keys: ConfigKeys) -> Rope:
     Raises:
       ConfigError: for an unknown type or key, a missing base, and places that disagree.
     """
-    if keys.raw("rope_scaling"):  # false and null were both written for "none"
-        _check_type(keys, "rope_scaling", keys.raw("rope_scaling"))
-    parameters = keys.raw("rope_parameters") or {}
+    scaling = keys.raw("rope_scaling")
+    scaling = {} if scaling is None or scaling is False else scaling  # both were written for "none"
+    _check_type(keys, "rope_scaling", scaling)
+    parameters = keys.raw("rope_parameters")
+    parameters = {} if parameters is None else parameters
     if not isinstance(parameters, dict):
-        raise keys.error("rope_parameters", "must be an object")
-    nested = {kind: parameters[kind] for kind in (FULL, SLIDING) if kind in parameters}
+        raise keys.error("rope_parameters", "must be an object, or null")
+    kinds = (FULL, SLIDING)
+    nested = {kind: parameters[kind] for kind in kinds if parameters.get(kind) is not None}
     for kind, entry in nested.items():
         _check_type(keys, f"rope_parameters of {kind!r}", entry)
-    flat = {key: value for key, value in parameters.items() if key not in nested}
+    flat = {key: value for key, value in parameters.items() if key not in kinds}
     _check_type(keys, "rope_parameters", flat)
 
-    top_theta = keys.number("rope_theta", None)
-    flat_theta = _number(keys, flat, "rope_theta")
-    full_theta = _number(keys, nested.get(FULL, {}), "rope_theta")
-    theta = _agreed(keys, "rope_theta", (full_theta, flat_theta, top_theta))
+    theta = _agreed(
+        keys,
+        "rope_theta",
+        (
+            *(_number(keys, place, "rope_theta") for place in (nested.get(FULL, {}), flat)),
+            keys.number("rope_theta", None),
+            _number(keys, scaling, "rope_theta", "rope_scaling"),
+        ),
+    )
     sliding = (
         _number(keys, nested.get(SLIDING, {}), "rope_theta"),
         keys.number("swa_rotary_base", None),
@@ -59,6 +67,7 @@ def read_rope(keys: ConfigKeys) -> Rope:
         "partial_rotary_factor",
         (
             keys.number("partial_rotary_factor", None),
+            _number(keys, scaling, "partial_rotary_factor", "rope_scaling"),
             *(_number(keys, entry, "partial_rotary_factor") for entry in (flat, *nested.values())),
         ),
     )
@@ -79,19 +88,21 @@ def _check_type(keys: ConfigKeys, place: str, entry: Any) -> None:
             raise keys.error(
                 name, f"{key} {kind!r} is unknown; only plain RoPE ('default') is read"
             )
-    if entry.get("factor", 1.0) != 1.0:
-        raise keys.error(
-            name, f"factor {entry['factor']!r}: scaled RoPE is not supported, only 1.0"
-        )
+    factor = entry.get("factor")
+    if factor is not None and finite_number(factor) != 1.0:
+        raise keys.error(name, f"factor {factor!r}: scaled RoPE is not supported, only 1.0")
 
 
-def _number(keys: ConfigKeys, entry: dict[str, Any], key: str) -> float | None:
+def _number(
+    keys: ConfigKeys, entry: dict[str, Any], key: str, place: str = "rope_parameters"
+) -> float | None:
     value = entry.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise keys.error("rope_parameters", f"{key} {value!r} must be a number")
-    return float(value)
+    number = finite_number(value)
+    if number is None:
+        raise keys.error(place, f"{key} must be a number, and finite")
+    return number
 
 
 def _agreed(keys: ConfigKeys, what: str, values: tuple[float | None, ...]) -> float | None:

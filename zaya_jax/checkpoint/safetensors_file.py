@@ -18,7 +18,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.error import CheckpointError, reason_of
+from zaya_jax.checkpoint.strict_json import parse_object
 
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -43,7 +44,7 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """A file open for reading; its tensors are views of the memory map."""
+    """A file whose tensors are views of a memory map. It is open only while they are in use."""
 
     def __init__(self, path: Path) -> None:
         """Reads and checks the header.
@@ -52,21 +53,47 @@ class SafetensorsFile:
           CheckpointError: when the header is no valid description of this very file.
         """
         self.path = path
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header, data_start = _read_header(path, file.read, size)
-            self.entries = _checked_entries(path, header, data_start, size)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map: mmap.mmap | None = None
+        try:
+            with path.open("rb") as file:
+                self._identity = _identity(file)
+                size = os.fstat(file.fileno()).st_size
+                header, data_start = _read_header(path, file.read, size)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {reason_of(error)}") from None
+        self.entries = _checked_entries(path, header, data_start, size)
 
     def tensor(self, name: str) -> np.ndarray:
-        """A read-only view of one tensor; nothing is read before it is looked at."""
+        """A read-only view of one tensor; nothing is read before it is looked at.
+
+        Raises:
+          CheckpointError: when the file is no longer the one whose header was checked.
+        """
         entry = self.entries[name]
         count = math.prod(entry.shape)
-        return np.frombuffer(self._map, entry.dtype, count, entry.start).reshape(entry.shape)
+        mapped = self._map
+        if mapped is None:
+            mapped = self._map = self._open()
+        return np.frombuffer(mapped, entry.dtype, count, entry.start).reshape(entry.shape)
 
     def release(self) -> None:
-        """Lets go of the pages read so far: they stay in the page cache, not in this process."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        """Lets go of the pages read so far and, when no view is left, of the open file."""
+        self._map = None
+
+    def _open(self) -> mmap.mmap:
+        try:
+            with self.path.open("rb") as file:
+                if _identity(file) != self._identity:
+                    raise CheckpointError(f"{self.path} changed while it was being read")
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {reason_of(error)}") from None
+
+
+def _identity(file: Any) -> tuple[int, ...]:
+    """What an open file must have in common with the one that was checked."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]:
@@ -80,23 +107,11 @@ def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]
             "or no safetensors file"
         )
     try:
-        header = json.loads(read(length), object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is not valid JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: the header is not a JSON object")
+        header = parse_object(read(length))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the header is not valid JSON: {error}") from None
     header.pop("__metadata__", None)
     return header, _LENGTH_BYTES + length
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys must differ."""
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
-    return result
 
 
 def _checked_entries(
@@ -128,7 +143,7 @@ def _checked_entry(path: Path, name: str, fields: Any, data_start: int, size: in
         if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
             raise CheckpointError(f"{where}: shape {shape!r} or data_offsets {offsets!r} is no list"
                                   " of non-negative integers")  # fmt: skip
-    if fields["dtype"] not in DTYPES:
+    if not isinstance(fields["dtype"], str) or fields["dtype"] not in DTYPES:
         raise CheckpointError(
             f"{where} has dtype {fields['dtype']!r}; only {', '.join(DTYPES)} are read. Quantised "
             "releases cannot be converted: take the bfloat16 one"
@@ -171,9 +186,9 @@ class SafetensorsWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         self._data_start = _LENGTH_BYTES + len(text)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        size = self._data_start + offset
-        os.posix_fallocate(self._file, 0, size)  # a full disk is found out now
+        self._path = path
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, self._data_start + offset)  # finds a full disk now
         self._write(len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
 
     def write(self, name: str, first_byte: int, part: np.ndarray) -> None:
@@ -181,17 +196,16 @@ class SafetensorsWriter:
         position = self._data_start + self._offsets[name] + first_byte
         self._write(as_bytes(part), position)
 
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
-
     def _write(self, data: Any, position: int) -> None:
         start, rest = position, memoryview(data)
-        while rest:
-            written = os.pwrite(self._file, rest, position)
-            rest, position = rest[written:], position + written
-        # Written bytes that nobody needs soon: the system begins to bring them to the disk.
-        os.posix_fadvise(self._file, start, position - start, os.POSIX_FADV_DONTNEED)
+        with self._path.open(
+            "r+b", buffering=0
+        ) as file:  # open for this part only: shards are many
+            while rest:
+                written = os.pwrite(file.fileno(), rest, position)
+                rest, position = rest[written:], position + written
+            # Written bytes that nobody needs soon: the system begins to bring them to the disk.
+            os.posix_fadvise(file.fileno(), start, position - start, os.POSIX_FADV_DONTNEED)
 
 
 def as_bytes(array: np.ndarray) -> memoryview:

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.config import ModelConfig
 
 LeafPath = tuple[str, ...]

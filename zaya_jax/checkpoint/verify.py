@@ -13,16 +13,17 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from zaya_jax.checkpoint.command import Parser, run_command
-from zaya_jax.checkpoint.manager import CheckpointError
-from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.checkpoint.error import CheckpointError
+from zaya_jax.checkpoint.open import open_checkpoint, open_intact
 from zaya_jax.checkpoint.progress import Progress
 from zaya_jax.checkpoint.reader import BLOCK_BYTES, Reader, blocks, common_block, grown_block
 from zaya_jax.checkpoint.tensor_rule import LeafPath
-from zaya_jax.config import architecture_differences
+from zaya_jax.config import LayerType, ModelConfig, architecture_differences
 
 # Used when --logits names no tokens.
 _DEFAULT_TOKENS = (2, 9, 4, 17, 11, 5, 3, 23, 8, 30, 14, 6, 27, 12, 7, 19)
@@ -46,6 +47,12 @@ class Comparison:
     parameters: int
     differences: list[Difference]
     dtype_notes: list[str]
+    config_differences: list[str]  # "field: one -> other", of fields that change the numbers
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same model."""
+        return not self.differences and not self.config_differences
 
     @property
     def largest(self) -> float:
@@ -67,7 +74,8 @@ def compare(
     ):
         listed = ", ".join(unlike) or "the trees of parameters"
         raise CheckpointError(f"{first.path} and {second.path} have other architectures: {listed}")
-    notes = [f"configurations differ: {line}" for line in unlike]
+    other_model = architecture_differences(*map(_read_fields, (first.config, second.config)))
+    notes = [f"configurations differ: {line}" for line in unlike if line not in other_model]
     differences = []
     total = sum(leaf.nbytes for leaf in first.leaves.values())
     with Progress("comparing", total, shown=show_progress) as progress:
@@ -79,7 +87,20 @@ def compare(
             if difference is not None:
                 differences.append(difference)
             progress.advance(leaf.nbytes)
-    return Comparison(len(first.leaves), first.parameter_count, differences, notes)
+    return Comparison(len(first.leaves), first.parameter_count, differences, notes, other_model)
+
+
+def _read_fields(config: ModelConfig) -> ModelConfig:
+    """The same model, alike in fields that it does not read."""
+    same: dict[str, Any] = {
+        "layer_pattern": config.layer_types,
+        "balancing_rule": ModelConfig.balancing_rule,
+    }
+    if LayerType.SLIDING not in config.layer_types:
+        same["sliding_rope_theta"] = ModelConfig.sliding_rope_theta
+    if LayerType.FULL not in config.layer_types:
+        same["rope_theta"] = ModelConfig.rope_theta
+    return config.replace(**same)
 
 
 def _compare_leaf(
@@ -174,6 +195,8 @@ def _parse_tokens(text: str) -> tuple[int, ...]:
 def _report(comparison: Comparison, tolerance: float) -> Iterator[str]:
     for note in comparison.dtype_notes:
         yield f"note: {note}"
+    for line in comparison.config_differences:
+        yield f"differs: configuration: {line}"
     for difference in comparison.differences:
         name = "/".join(difference.path)
         yield (
@@ -209,11 +232,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not (math.isfinite(options.tolerance) and options.tolerance >= 0):
         parser.error(f"--tolerance {options.tolerance}: must be a number, 0 or above")
-    first, second = open_checkpoint(options.first), open_checkpoint(options.second)
+    first, second = open_intact(options.first), open_intact(options.second)
     comparison = compare(first, second, tolerance=options.tolerance, show_progress=True)
     for line in _report(comparison, options.tolerance):
         print(line)
-    equal = not comparison.differences
+    equal = comparison.equal
     if options.logits is not None:
         largest, flips = compare_logits(options.first, options.second, options.logits)
         print(

@@ -22,9 +22,9 @@ import numpy as np
 import tokenizers
 
 from zaya_jax.checkpoint.command import Parser, run_command
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.layouts import LAYOUTS
-from zaya_jax.checkpoint.manager import CheckpointError
-from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.checkpoint.open import open_intact
 from zaya_jax.checkpoint.orbax_reader import TOKENIZER_FILE
 from zaya_jax.checkpoint.reader import Reader
 
@@ -143,7 +143,7 @@ def verify_release(path: Path) -> Iterator[Check]:
     """
     if not path.is_dir() or not any(path.iterdir()):
         raise CheckpointError(f"{path} holds no weights; {DOWNLOAD}")
-    reader = open_checkpoint(path)
+    reader = open_intact(path)
     files = list(check_files(reader))
     yield from files
     if not all(check.passed for check in files):
