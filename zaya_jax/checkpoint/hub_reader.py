@@ -66,19 +66,21 @@ class HubReader(Reader):
         """A part of a leaf; a view where it lies in one tensor."""
         rule = self._rule_by_path[path]
         inside = index[rule.stacked :]
-        positions = [range(part.start, part.stop) for part in index[: rule.stacked]]
-        count = [len(part) for part in positions]
-        views = [self._tensor(rule, position)[inside] for position in itertools.product(*positions)]
-        if len(views) == 1:
-            return views[0].reshape(*count, *views[0].shape)
-        stacked = np.stack(views) if views else np.empty((0,), self.leaves[path].dtype)
-        return stacked.reshape(*count, *stacked.shape[1:])
+        ranges = [range(part.start, part.stop) for part in index[: rule.stacked]]
+        positions = list(itertools.product(*ranges))
+        shape = [*map(len, ranges), *(part.stop - part.start for part in inside)]
+        if len(positions) == 1:
+            return self._tensor(rule, positions[0])[inside].reshape(shape)
+        stacked = np.empty((len(positions), *shape[rule.stacked :]), self.leaves[path].dtype)
+        for number, position in enumerate(positions):
+            stacked[number] = self._tensor(rule, position)[inside]
+            self._file(rule, position)[0].release()  # each may lie in a file of its own
+        return stacked.reshape(shape)
 
     def place(self, path: LeafPath, position: tuple[int, ...]) -> str:
         """Tensor and file."""
         rule = self._rule_by_path[path]
-        name = rule.tensor_name(self.config, *position[: rule.stacked])
-        file, stored = self._tensors[name]
+        file, stored = self._file(rule, position[: rule.stacked])
         return f"{file.path}: tensor {stored!r}"
 
     def release(self) -> None:
@@ -91,8 +93,11 @@ class HubReader(Reader):
         """Tensors in the files."""
         return len(self._tensors)
 
+    def _file(self, rule: TensorRule, position: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
+        return self._tensors[rule.tensor_name(self.config, *position)]
+
     def _tensor(self, rule: TensorRule, position: tuple[int, ...]) -> np.ndarray:
-        file, stored = self._tensors[rule.tensor_name(self.config, *position)]
+        file, stored = self._file(rule, position)
         tensor = file.tensor(stored)
         return tensor if rule.unit_axis is None else np.squeeze(tensor, rule.unit_axis)
 
@@ -148,13 +153,9 @@ def _read_index(folder: Path) -> dict[str, str] | None:
         return None
     file = inside_folder(folder, INDEX_FILE)
     index = read_object(file).get("weight_map")
-    if not isinstance(index, dict) or not index or not all(map(_is_text, index.values())):
+    if not isinstance(index, dict) or not index or {*map(type, index.values())} != {str}:
         raise CheckpointError(f"{file}: weight_map must map names of tensors to names of files")
     return index
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _files_without_index(folder: Path) -> list[str]:

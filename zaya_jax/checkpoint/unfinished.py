@@ -31,6 +31,7 @@ def check_target(target: str | Path, source: Path | None = None) -> Path:
     path = Path(target)
     try:
         folder = path.absolute().parent.resolve() / path.name
+        read_only = source.resolve() if source is not None and source.is_dir() else None
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be made: {error}; choose another place") from None
     if not str(target) or path.name in ("", ".."):
@@ -41,7 +42,7 @@ def check_target(target: str | Path, source: Path | None = None) -> Path:
         raise CheckpointError(f"{path} is a link; give the place itself, or remove the link")
     if folder.exists() and (not folder.is_dir() or folder.is_mount() or any(folder.iterdir())):
         raise CheckpointError(f"{path} exists already; choose another name or remove it")
-    if source is not None and folder.is_relative_to(source.resolve()):
+    if read_only is not None and folder.is_relative_to(read_only):
         raise CheckpointError(
             f"{path} lies inside {source}, which is only read; choose another place"
         )
