@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels_pallas import cross_entropy
 from kernels_pallas.backend import KernelError
@@ -46,6 +48,24 @@ def test_log_probabilities_of_tokens() -> None:
     )
     actual = interpreted(lambda: value_and_gradients(kernels, arguments))
     assert_close(actual, value_and_gradients(plain, arguments), reduction=VOCAB)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=6)
+@given(st.data())
+def test_any_shape(data: st.DataObject) -> None:
+    tokens, hidden, vocab = (data.draw(st.integers(1, most)) for most in (20, 24, 70))
+    arrays = random(0, (tokens, hidden), (vocab, hidden), (vocab,))
+    targets = jnp.asarray(
+        data.draw(st.lists(st.integers(0, vocab - 1), min_size=tokens, max_size=tokens)), jnp.int32
+    )
+    kernels, plain = (
+        functools.partial(token_log_probabilities, implementation=name)
+        for name in ("pallas", "xla")
+    )
+    actual = interpreted(lambda: value_and_gradients(kernels, (*arrays, targets)))
+    expected = value_and_gradients(plain, (*arrays, targets))
+    assert_close(actual, expected, reduction=max(tokens, hidden, vocab))
 
 
 def test_a_target_outside_the_vocabulary_is_nan() -> None:

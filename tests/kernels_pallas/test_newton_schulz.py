@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels_pallas.backend import KernelError
 from kernels_pallas.newton_schulz import newton_schulz
@@ -29,6 +31,17 @@ def test_steps_equal_full_products(shape: tuple[int, ...]) -> None:
     actual = interpreted(lambda: run(matrices, "pallas", **options))
     # Each of the steps' three products sums over at most the longer side.
     assert_close(actual, run(matrices, "xla", **options), reduction=6 * max(shape))
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=6)
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40))
+def test_any_shape(batch: int, rows: int, columns: int) -> None:
+    (matrices,) = random(0, (batch, rows, columns))
+    options = {"steps": 1, "dtype": jnp.float32}
+    actual = interpreted(lambda: run(matrices, "pallas", **options))
+    reduction = 3 * max(rows, columns)
+    assert_close(actual, run(matrices, "xla", **options), reduction=reduction)
 
 
 def test_singular_values_come_near_one() -> None:
