@@ -50,7 +50,7 @@ CASES = (
     Case(
         "crash at every start",
         "crash",
-        ("unknown",) * 3,
+        ("unknown",) * 4,  # the first attempt still reaches a checkpoint
         "gave up",
         "stop after 3 failures without a new checkpoint, with a summary",
         always=True,

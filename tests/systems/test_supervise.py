@@ -37,7 +37,8 @@ from zaya_jax.training.heartbeat import Heartbeat, read_heartbeats
         (1, "NCCL operation ncclAllReduce failed: unhandled system error", Failure.COLLECTIVE),
         (143, "state saved", Failure.PREEMPTION),
         (-15, "", Failure.PREEMPTION),
-        (-9, "step 3", Failure.KILLED),
+        (-9, "[Gloo] Rank 1 is connected to 1 peer ranks", Failure.KILLED),
+        (-11, "[Gloo] Rank 1 is connected to 1 peer ranks", Failure.UNKNOWN),
         (-11, "Fatal Python error: Segmentation fault", Failure.UNKNOWN),
     ],
 )

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost as orbax_multihost
 
 from zaya_jax.config import ConfigError
 
 _TIMEOUT_SECONDS = 300
+_COMPILE_SECONDS = 3_600  # that processes wait for the slowest one to compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,18 @@ def any_process(here: bool) -> bool:
     if jax.process_count() == 1:
         return here
     return bool(multihost_utils.process_allgather(np.int32(here)).any())
+
+
+def wait_for_all(place: str) -> None:
+    """Returns when every process has come to this place, which each does once.
+
+    Processes compile for unequally long, and a collective on CPUs gives up after 30 s; this waits
+    on the coordinator instead.
+    """
+    if jax.process_count() > 1:
+        barrier = orbax_multihost.get_barrier_sync_fn()
+        assert barrier is not None
+        barrier(key=f"zaya_jax {place}", timeout_ms=1_000 * _COMPILE_SECONDS)
 
 
 def check(hosts: Hosts) -> None:

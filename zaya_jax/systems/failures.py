@@ -56,8 +56,9 @@ _PATTERNS: tuple[tuple[Failure, str], ...] = (
     ),
     (
         Failure.COLLECTIVE,
-        r"RCCL|NCCL|gloo|coordination service|heartbeat timeout|Connection reset by peer"
-        r"|collective .*(timed out|failed)|UNAVAILABLE|DEADLINE_EXCEEDED",
+        r"(RCCL|NCCL|gloo).*(fail|error|reset|closed|time)|coordination service"
+        r"|heartbeat timeout|Connection reset by peer|collective .*(timed out|failed)"
+        r"|UNAVAILABLE|DEADLINE_EXCEEDED",
     ),
     (Failure.CHECKPOINT, r"no usable checkpoint|cannot (write|read) \S*checkpoints"),
     (Failure.DATA, r"^error: .*(token|row|batch|document|segment|corrupt)|DataError"),
@@ -77,7 +78,9 @@ def classify(status: int, output: str, *, hung: bool) -> Failure:
         return Failure.HANG
     if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
         return Failure.PREEMPTION
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return Failure.KILLED  # whatever it said before had not ended it
     for failure, pattern in _PATTERNS:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
             return failure
-    return Failure.KILLED if status in (-signal.SIGKILL, 128 + signal.SIGKILL) else Failure.UNKNOWN
+    return Failure.UNKNOWN

@@ -25,7 +25,7 @@ from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.data.checks import check_batch
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
-from zaya_jax.parallel.hosts import any_process
+from zaya_jax.parallel.hosts import any_process, wait_for_all
 from zaya_jax.training.clock import Clock
 from zaya_jax.training.guard import Guard, Outcome
 from zaya_jax.training.heartbeat import Heartbeat
@@ -125,6 +125,7 @@ class Loop:
             self.validator.compile(state)
             with placement.in_force():
                 compiled = step.lower(*inputs).compile()
+            wait_for_all("compiled")
         if is_guarded:
             return functools.partial(self._guarded, Guard(self.config.guard, compiled))
         return functools.partial(self._plain, compiled)
