@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -102,6 +104,16 @@ def test_a_wrong_folder_is_one_line_and_status_1(
 def test_modules_are_commands(module: str):
     text = Path(f"{Path(convert.__file__).parent / module}.py").read_text()
     assert text.endswith("\n    run_command(lambda: main(sys.argv[1:]))\n")
+
+
+def test_commands_begin_without_jax():
+    """It takes seconds to import, in which no error is one line."""
+    words = "import sys; from zaya_jax.checkpoint import convert, inspect, verify"
+    subprocess.run(
+        [sys.executable, "-c", f"{words}; assert not {{'jax', 'orbax'}} & set(sys.modules)"],
+        check=True,
+        timeout=120,
+    )
 
 
 def test_verify_finds_equals_across_layouts(
