@@ -96,7 +96,8 @@ async def one_client(number: int, port: int, tokens: int, expected: list[str]) -
             return
         status, rest = await read_all(reader, pause=0.02 if number % 4 == 1 else 0.0)
         assert status == 200
-        assert streamed_text(rest) == expected[kind]
+        found = streamed_text(rest)
+        assert found == expected[kind], f"{found!r} instead of {expected[kind]!r}"
     writer.close()
 
 

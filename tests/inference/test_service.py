@@ -50,6 +50,23 @@ def test_coroutines_share_the_engine_and_cancelling_one_hurts_nobody() -> None:
     assert engine.statistics["free_slots"] == engine.settings.slots
 
 
+def test_who_reads_late_gets_every_update_as_it_was() -> None:
+    async def run(service: EngineService) -> tuple[str, list[int], Completion]:
+        texts, lengths = [], []
+        async for update in service.stream(request("late", 40, seed=5)):
+            while not service.engine.idle:
+                await asyncio.sleep(0.01)
+            texts.append(update.text)
+            lengths.append(len(update.completion.tokens))
+        return "".join(texts), lengths, update.completion
+
+    with EngineService(text_engine()) as service:
+        text, lengths, completion = asyncio.run(run(service))
+    assert text == completion.text
+    assert lengths == sorted(set(lengths))
+    assert len(lengths) > 1
+
+
 def test_a_failed_engine_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise MemoryError("no memory")

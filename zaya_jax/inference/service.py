@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -137,7 +138,7 @@ class EngineService:
                 continue
             if update.completion.finish_reason is not None:
                 del self._listeners[update.number]
-            tell(update)
+            tell(_as_it_is_now(update))
 
     def _do_jobs(self) -> bool:
         """Does what was asked for, waiting for something while idle; False at the end."""
@@ -149,3 +150,13 @@ class EngineService:
             if job is None:
                 return False
             job()
+
+
+def _as_it_is_now(update: Update) -> Update:
+    """The update with a copy of its completion, to which the engine adds while others read."""
+    completion = update.completion
+    if completion.finish_reason is not None:
+        return update
+    names = ("tokens", "log_probabilities", "raw_log_probabilities", "top", "versions")
+    lists: dict[str, Any] = {name: list(getattr(completion, name)) for name in names}
+    return update._replace(completion=dataclasses.replace(completion, **lists))
