@@ -32,6 +32,7 @@ KERNEL_LIBRARIES = {"jax", "numpy", "jaxtyping"}
 # What each room of zaya_jax may import of the others. A new room is added here.
 _SIZES = {"config", "presets", "model_size"}
 ROOM_IMPORTS: dict[str, set[str]] = {
+    "__main__": set(),
     "config": set(),
     "presets": {"config"},
     "model_size": {"config"},
