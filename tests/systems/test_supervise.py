@@ -60,7 +60,8 @@ def _settings(**changes: float) -> argparse.Namespace:
 
 
 def _beat(step: int, seconds: float = 1.0) -> dict[int, dict[str, float]]:
-    return {0: {"step": step, "step_seconds": seconds, "data_wait_seconds": 0.0}}
+    slowest = {"slowest_seconds": seconds, "slowest_step": step}
+    return {0: {"step": step, "step_seconds": seconds, "data_wait_seconds": 0.0, **slowest}}
 
 
 def test_a_job_without_new_steps_stands_still(tmp_path: Path):
@@ -87,6 +88,14 @@ def test_heartbeats_are_read_back(tmp_path: Path):
     (tmp_path / "heartbeats" / "4.json").write_text("{")
     assert read_heartbeats(tmp_path)[3]["step"] == 7
     assert list(read_heartbeats(tmp_path)) == [3]
+
+
+def test_a_beat_tells_the_slowest_of_the_recent_steps(tmp_path: Path):
+    heart = Heartbeat(tmp_path, 0)
+    for step in range(1, 6):
+        heart.beat(step, 2.0 if step == 3 else 0.1, 0.0)
+    beat = read_heartbeats(tmp_path)[0]
+    assert (beat["slowest_step"], beat["slowest_seconds"]) == (3, 2.0)
 
 
 def _script(*lines: str) -> list[str]:

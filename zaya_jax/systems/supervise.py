@@ -170,6 +170,7 @@ class Watch:
         self._changed = time.monotonic()
         self._steps: dict[int, int] = {}
         self._seconds: dict[int, list[float]] = {}
+        self._slowest: dict[int, int] = {}
 
     def stands_still(self, beats: Mapping[int, Mapping[str, float]]) -> bool:
         """Whether no process has made a step for too long. Slow ones are recorded."""
@@ -186,10 +187,11 @@ class Watch:
         history = self._seconds.setdefault(process, [])
         if len(history) >= _SLOW_AFTER:
             usual = statistics.median(history[-32:])
-            if seconds > self._settings.slow_factor * usual:
-                self._events.write(
-                    "slow", process=process, step=beat["step"], seconds=seconds, usual=usual
-                )
+            slowest, step = beat["slowest_seconds"], int(beat["slowest_step"])
+            is_new = self._slowest.get(process) != step
+            if is_new and slowest > self._settings.slow_factor * usual:
+                self._slowest[process] = step
+                self._events.write("slow", process=process, step=step, seconds=slowest, usual=usual)
         history.append(seconds)
 
 

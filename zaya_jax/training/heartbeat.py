@@ -8,6 +8,7 @@ while the main thread is stuck inside a library, too.
 
 from __future__ import annotations
 
+import collections
 import faulthandler
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "heartbeats"
+_RECENT = 64  # steps among which the slowest is told
 
 
 class Heartbeat:
@@ -24,15 +26,20 @@ class Heartbeat:
 
     def __init__(self, workdir: Path, process: int) -> None:
         self._path = workdir / FOLDER / f"{process}.json"
+        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RECENT)
 
     def beat(self, step: int, step_seconds: float, data_wait_seconds: float) -> None:
         """Says that a step is done and how long its parts took on this process."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._recent.append((step_seconds + data_wait_seconds, step))
+        slowest_seconds, slowest_step = max(self._recent)
         record = {
             "pid": os.getpid(),
             "step": step,
             "step_seconds": step_seconds,
             "data_wait_seconds": data_wait_seconds,
+            "slowest_seconds": slowest_seconds,  # who watches misses most of the quick ones
+            "slowest_step": slowest_step,
             "time": time.time(),
         }
         temporary = self._path.with_suffix(".tmp")
