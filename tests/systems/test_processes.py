@@ -125,28 +125,14 @@ def _losses(workdir: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_killing_one_process_ends_bit_equal_to_an_undisturbed_run(processes: int, tmp_path: Path):
+def test_killing_one_of_two_ends_bit_equal_to_an_undisturbed_run(tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    _run(whole, processes, tmp_path, "none")
+    _run(whole, 2, tmp_path, "none")
     (tmp_path / "mark").unlink()
-    events = _run(killed, processes, tmp_path, "kill-second")
+    events = _run(killed, 2, tmp_path, "kill-second")
     failures = [event for event in events if event["event"] == "failure"]
     assert [(one["failure"], one["process"]) for one in failures] == [("killed", 1)]
     assert failures[0]["checkpoint"] == 20
     jax.tree.map(np.testing.assert_array_equal, _state(whole), _state(killed))
     assert _losses(whole) == _losses(killed)
     assert sorted(_losses(whole)) == list(range(1, STEPS + 1))
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path):
-    """Each step's loss is that of the same rows, whoever reads them."""
-    whole, moved = tmp_path / "whole", tmp_path / "moved"
-    constant = "--config.optimizer.schedule=constant"  # does not depend on the last step
-    _run(whole, 2, tmp_path, "none", constant)
-    for processes, steps in ((2, 20), (1, 40), (4, STEPS)):
-        _run(moved, processes, tmp_path, "none", constant, f"--config.train.steps={steps}")
-    expected, found = _losses(whole), _losses(moved)
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found == pytest.approx(expected, rel=1e-3)  # sums are rounded in another order
