@@ -121,4 +121,4 @@ async def settled(server: Any) -> None:
 def live_requests() -> int:
     """Sequences and completions that something still refers to."""
     gc.collect()
-    return sum(isinstance(own, (Sequence, Completion)) for own in gc.get_objects())
+    return sum(type(own) in (Sequence, Completion) for own in gc.get_objects())
