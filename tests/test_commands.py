@@ -46,9 +46,7 @@ def test_a_word_selects(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("command", COMMANDS, ids=[c.module for c in COMMANDS])
 def test_help_shows_an_example(command: Command):
     words = [sys.executable, "-m", command.module, "--help"]
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     _, _, body = done.stdout.partition("\n\n")  # behind the usage
     assert f"python -m {command.module} " in body
