@@ -19,6 +19,7 @@ from tests.checkpoint.hub_folders import (
     write_folder,
 )
 from zaya_jax.checkpoint.convert import convert
+from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.layouts import LAYOUTS, variables_from_tensors
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointManager
@@ -54,6 +55,31 @@ def test_a_training_run_is_exported_with_its_tokenizer(tmp_path: Path):
         assert json.loads((target / "tokenizer.json").read_text())["model"]["type"] == "BPE"
         keys = json.loads((target / "config.json").read_text())
         assert (keys["pad_token_id"], keys["eos_token_id"], keys["bos_token_id"]) == (0, 1, 2)
+
+
+def test_a_run_loses_nothing_on_its_way_through_an_orbax_checkpoint(tmp_path: Path):
+    """Neither its tokenizer and token ids, nor that transformers must keep its routing."""
+    tensors = random_tensors("transformers", TINY)
+    variables = variables_from_tensors(LAYOUTS["transformers"].rules(TINY), TINY, tensors)
+    save_run(tmp_path / "run", variables, TINY, {"data": {"tokenizer": "zaya_demo_8k"}})
+    convert(tmp_path / "run", tmp_path / "direct")
+    convert(tmp_path / "run", tmp_path / "orbax", layout="orbax")
+    done = convert(tmp_path / "orbax", tmp_path / "exported")
+    assert "moved together" in done.notes[0]
+    for name in ("config.json", "tokenizer.json"):
+        found = (tmp_path / "exported" / name).read_bytes()
+        assert found == (tmp_path / "direct" / name).read_bytes()
+    assert_same_bytes(read_folder(tmp_path / "exported"), read_folder(tmp_path / "direct"))
+
+
+def test_nothing_is_made_among_the_checkpoints_of_a_run(tmp_path: Path):
+    tensors = random_tensors("transformers", TINY)
+    variables = variables_from_tensors(LAYOUTS["transformers"].rules(TINY), TINY, tensors)
+    save_run(tmp_path / "run", variables, TINY, {})
+    steps = tmp_path / "run" / "checkpoints"
+    with pytest.raises(CheckpointError, match="among the checkpoints of a run"):
+        convert(steps / "7", steps / "9", layout="orbax")
+    assert [path.name for path in steps.iterdir()] == ["7"]
 
 
 def test_an_exported_run_chooses_the_same_classes_after_transformers_has_loaded_it(tmp_path: Path):
@@ -96,3 +122,7 @@ def test_a_run_that_began_from_a_release_hands_its_tokenizer_on(tmp_path: Path):
         exported = tmp_path / f"exported{number}"
         assert (exported / "tokenizer.json").read_text() == '{"its": "own"}'
         assert json.loads((exported / "config.json").read_text())["eos_token_id"] == 6
+    later = tmp_path / "later"  # it began from a run that began from the release
+    save_run(later, variables, TINY, {"init_from": str(tmp_path / "run0")})
+    convert(later, tmp_path / "exported2")
+    assert (tmp_path / "exported2" / "tokenizer.json").read_text() == '{"its": "own"}'

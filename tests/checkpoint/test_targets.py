@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -193,3 +194,44 @@ def test_folders_beside_the_weights_do_not_matter(
     source = make_source(tmp_path / "source")
     (source / extra).mkdir()
     assert convert(source, tmp_path / "out").source_layout == "transformers"
+
+
+def test_what_a_broken_off_clean_up_leaves_can_be_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mark is the last thing to go."""
+    target = tmp_path / "out"
+
+    def stubborn(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        with finished_folder(target, 0) as folder:
+            (folder / "a").write_text("half")
+            monkeypatch.setattr(Path, "unlink", stubborn)
+            raise OSError
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    monkeypatch.undo()
+    with finished_folder(target, 0) as folder:
+        assert not (folder / "a").exists()
+    assert target.is_dir()
+
+
+def test_room_is_measured_after_remains_are_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    remains = tmp_path / "out.unfinished"
+    remains.mkdir()
+    (remains / "manifest.json.unfinished").touch()
+    (remains / "large").write_text("x")
+
+    def usage(path: Path) -> types.SimpleNamespace:
+        return types.SimpleNamespace(free=0 if (remains / "large").exists() else 10)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    with finished_folder(tmp_path / "out", 5):
+        pass
+    with pytest.raises(CheckpointError, match="make room"), finished_folder(tmp_path / "two", 11):
+        pass

@@ -167,3 +167,20 @@ def test_no_checkpoint_at_all(kind: str, tmp_path: Path):
         path.write_text("")
     with pytest.raises(CheckpointError, match=str(path)):
         open_checkpoint(path)
+
+
+def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs(tmp_path: Path):
+    folder = sharded(tmp_path / "plain")
+    cache = tmp_path / "models--Zyphra--TINY"
+    snapshot, blobs = cache / "snapshots" / "0123abcd", cache / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f"{number}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    names = open_checkpoint(snapshot).leaves
+    assert ("params", "embedding") in names
+    (snapshot / "config.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    (snapshot / "config.json").symlink_to(tmp_path / "config.json")
+    refused(snapshot, "leads out of the folder")

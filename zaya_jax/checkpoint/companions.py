@@ -22,7 +22,7 @@ _PATTERNS = (
 
 
 def inside_folder(folder: Path, name: str) -> Path:
-    """A file of a downloaded folder, which must really lie in it.
+    """A file of a downloaded folder, which must really lie in it, or in the hub's cache around it.
 
     Raises:
       CheckpointError: when it is missing, or lies elsewhere by its name or through a link.
@@ -33,7 +33,7 @@ def inside_folder(folder: Path, name: str) -> Path:
         is_file = path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself, NUL in a name
         raise CheckpointError(f"{folder}: file {name!a} cannot be used: {error}") from None
-    if not real.is_relative_to(root):
+    if not real.is_relative_to(root) and real.parent != _cache_blobs(root):
         raise CheckpointError(
             f"{path} leads out of the folder, to {real}; copy the model's files into one "
             "folder (hf download --local-dir, or cp -rL)"
@@ -42,6 +42,16 @@ def inside_folder(folder: Path, name: str) -> Path:
         where = " or leads nowhere" if path.is_symlink() else ""
         raise CheckpointError(f"{path} is missing or is no file{where}")
     return path
+
+
+def _cache_blobs(snapshot: Path) -> Path | None:
+    """Where the hub's own cache keeps the files that a snapshot of a repository links to.
+
+    MODEL/snapshots/REVISION/model.safetensors -> MODEL/blobs/HASH
+    """
+    model = snapshot.parent.parent
+    is_cache = snapshot.parent.name == "snapshots" and model.name.startswith("models--")
+    return model / "blobs" if is_cache else None
 
 
 def find_companions(folder: Path) -> dict[str, Path]:

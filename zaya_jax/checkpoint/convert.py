@@ -27,8 +27,15 @@ from zaya_jax.checkpoint.error import CheckpointError
 from zaya_jax.checkpoint.hub_config import CONFIG_FILE
 from zaya_jax.checkpoint.hub_writer import HubWriter
 from zaya_jax.checkpoint.layouts import LAYOUTS, TRANSFORMERS
+from zaya_jax.checkpoint.manifest import saved_steps
 from zaya_jax.checkpoint.open import open_intact
-from zaya_jax.checkpoint.orbax_reader import RELEASED, RELEASED_BALANCING, OrbaxReader
+from zaya_jax.checkpoint.orbax_reader import (
+    RELEASED,
+    RELEASED_BALANCING,
+    TOKEN_IDS,
+    TRAINED_HERE,
+    OrbaxReader,
+)
 from zaya_jax.checkpoint.orbax_writer import OrbaxWriter
 from zaya_jax.checkpoint.progress import Progress
 from zaya_jax.checkpoint.reader import Leaf, Reader
@@ -42,7 +49,7 @@ TARGET_LAYOUTS = (*LAYOUTS, ORBAX)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 _SHARD_BYTES = 5_000_000_000
-_ROOM_FOR_SMALL_FILES = 64 << 20
+_ROOM_FOR_SMALL_FILES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +96,8 @@ def convert(
     """
     source = Path(source)
     target = check_target(target, source)
+    if target.parent.name == "checkpoints" and saved_steps(target.parent):
+        raise CheckpointError(f"{target} lies among the checkpoints of a run; choose another place")
     reader = open_intact(source)
     layout = layout or (TRANSFORMERS.name if reader.layout == ORBAX else ORBAX)
     if skip_bias is SkipBias.SHIFT and layout != TRANSFORMERS.name:
@@ -179,6 +188,8 @@ def _finish_orbax(reader: Reader, writer: OrbaxWriter) -> None:
         {
             "config": {"model": reader.config.to_dict()},
             RELEASED_BALANCING: reader.released_balancing.name,
+            TRAINED_HERE: reader.is_trained_here,
+            TOKEN_IDS: reader.carried,
         }
     )
 

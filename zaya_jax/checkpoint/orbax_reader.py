@@ -38,7 +38,12 @@ METADATA = "metadata"
 TOKENIZER_FILE = "tokenizer.json"
 RELEASED = "released"
 RELEASED_BALANCING = "released_balancing_dtype"  # key of the metadata
+# Keys of the metadata of a converted checkpoint: whether a run made it, and its token ids.
+TRAINED_HERE = "trained_here"
+TOKEN_IDS = "token_ids"
 TREE_METADATA = "_METADATA"  # Orbax's description of a tree
+
+_LONGEST_CHAIN = 16  # runs, each begun from the one before
 
 _STORED_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -64,9 +69,16 @@ class OrbaxReader(Reader):
         self._arrays = _open_arrays(folder, self._manifest)
         self.leaves = self._checked_leaves()
         released = _released_folder(folder, metadata)
-        self.companions = find_companions(released) if released else _run_tokenizer(metadata)
-        self.carried = _carried_keys(released, self.companions)
-        self.is_trained_here = RELEASED_BALANCING not in metadata
+        if released is not None:
+            self.companions = find_companions(released)
+        elif (folder / RELEASED).is_dir():  # a converted run: its tokenizer and no config.json
+            self.companions = find_companions(folder / RELEASED)
+        else:
+            self.companions = _run_tokenizer(metadata)
+        self.carried = (released is None and metadata.get(TOKEN_IDS)) or _carried_keys(
+            released, self.companions
+        )
+        self.is_trained_here = metadata.get(TRAINED_HERE, RELEASED_BALANCING not in metadata)
         self.notes = []
         balancing = metadata.get(RELEASED_BALANCING, "float32")
         if balancing not in _STORED_DTYPES:
@@ -178,6 +190,8 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     config = metadata.get("config")
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise CheckpointError(f"{file} holds no configuration of a model (config, model)")
+    if not isinstance(metadata.get(TOKEN_IDS, {}), dict):
+        raise CheckpointError(f"{file}: {TOKEN_IDS} must be an object")
     return metadata
 
 
@@ -230,15 +244,26 @@ def _open_stored(folder: Path, path: LeafPath, driver: str, is_database: bool) -
 
 
 def _released_folder(folder: Path, metadata: dict[str, Any]) -> Path | None:
-    """Where the files lie that came with the release this checkpoint was made or trained from."""
-    start = metadata["config"].get("init_from")
-    candidates = [folder / RELEASED]
-    if start and isinstance(start, str) and "\0" not in start:
-        candidates += [Path(start) / RELEASED, Path(start)]
-    for candidate in candidates:
-        is_released = candidate.name == RELEASED or any(candidate.glob("*.safetensors"))
-        if is_released and (candidate / CONFIG_FILE).is_file():
-            return candidate
+    """Where the files lie that came with the release this checkpoint was made or trained from.
+
+    Runs may have begun from one another; at most `_LONGEST_CHAIN` of them are followed.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        start = metadata["config"].get("init_from")
+        candidates = [folder / RELEASED]
+        if start and isinstance(start, str) and "\0" not in start:
+            candidates += [Path(start) / RELEASED, Path(start)]
+        for candidate in candidates:
+            is_released = candidate.name == RELEASED or any(candidate.glob("*.safetensors"))
+            if is_released and (candidate / CONFIG_FILE).is_file():
+                return candidate
+        if len(candidates) == 1:
+            return None
+        try:
+            folder = find_checkpoint(Path(start))
+            metadata = _read_metadata(folder)
+        except CheckpointError:  # gone, or damaged: what it began from is not known any more
+            return None
     return None
 
 

@@ -71,21 +71,16 @@ def finished_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
         lacks room, or a file cannot be written.
     """
     target = check_target(target)
-    free = shutil.disk_usage(_nearest(target.parent)).free
-    if free < needed_bytes:
-        raise CheckpointError(
-            f"{target} needs {needed_bytes / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB free; "
-            "make room or choose another place"
-        )
     folder = target.with_name(target.name + _SUFFIX)
     try:
         with _new_parents(folder), _only_writer(folder):
             try:
+                _check_room(folder, needed_bytes)
                 yield folder
                 _sync_folders(folder)
                 folder.rename(target)
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 raise
             (target / _MARK).unlink()
             _sync(target)
@@ -95,6 +90,15 @@ def finished_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
             f"{target} cannot be written: {reason_of(error)}; make room, mend the limit "
             "(ulimit -a), or choose another place"
         ) from error
+
+
+def _check_room(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise CheckpointError(
+            f"{folder.with_suffix('')} needs {needed_bytes / 1e9:.2f} GB, its disk has "
+            f"{free / 1e9:.2f} GB free; make room or choose another place"
+        )
 
 
 @contextlib.contextmanager
@@ -141,14 +145,27 @@ def _only_writer(folder: Path) -> Iterator[None]:
         if not _is_ours(folder):
             raise CheckpointError(f"{folder} was not left by a conversion; move it away")
         (folder / _MARK).touch()
-        for leftover in folder.iterdir():
-            if leftover.is_dir() and not leftover.is_symlink():
-                shutil.rmtree(leftover)
-            elif leftover.name != _MARK:
-                leftover.unlink()
+        _clear(folder)
         yield
     finally:
         os.close(handle)
+
+
+def _clear(folder: Path) -> None:
+    """Removes everything but the mark."""
+    for leftover in folder.iterdir():
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        elif leftover.name != _MARK:
+            leftover.unlink()
+
+
+def _remove(folder: Path) -> None:
+    """As far as possible; the mark goes last, so that what stays is known for what it is."""
+    with contextlib.suppress(OSError):
+        _clear(folder)
+        (folder / _MARK).unlink()
+        folder.rmdir()
 
 
 def _sync_folders(folder: Path) -> None:

@@ -174,10 +174,17 @@ def _logits(path: str | Path, tokens: Sequence[int]) -> np.ndarray:
 
     stored = open_checkpoint(path).leaves["params", "embedding"].dtype
     config, variables = load_checkpoint(path, dtype=stored)
+    if tokens is _DEFAULT_TOKENS:
+        fitting = tokens[: config.max_position_embeddings]
+        tokens = [token % config.vocab_size for token in fitting]
     outside = [token for token in tokens if not 0 <= token < config.vocab_size]
     if outside:
         raise CheckpointError(
             f"--logits: token {outside[0]} is outside the vocabulary of {config.vocab_size}"
+        )
+    if len(tokens) > config.max_position_embeddings:
+        raise CheckpointError(
+            f"--logits: {len(tokens)} tokens, the model takes {config.max_position_embeddings}"
         )
     model = Transformer(config.replace(activation_dtype="float32"))
     row = jnp.asarray([list(tokens)], jnp.int32)
