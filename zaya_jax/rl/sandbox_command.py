@@ -106,6 +106,8 @@ def bubblewrap_command(
     words += ["--json-status-fd", str(status)]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads are limited
+    if _is_mounted_elsewhere():  # its own libraries are looked for where they were built
+        environment |= {"LD_LIBRARY_PATH": str(PYTHON_HOME / "lib")}
     for name, value in environment.items():
         words += ["--setenv", name, value]
     words += _mounts(limits, program, packages)
@@ -145,9 +147,8 @@ def _mounts(limits: Limits, program: int, packages: Path | None) -> list[str]:
             words += ["--symlink", os.readlink(source), str(source)]
         elif source.is_dir():
             words += ["--ro-bind", str(source), str(source)]
-    home = Path(sys.base_prefix).resolve()
-    if not home.is_relative_to("/usr"):
-        words += ["--ro-bind", str(home), str(PYTHON_HOME)]
+    if _is_mounted_elsewhere():
+        words += ["--ro-bind", str(_python_home()), str(PYTHON_HOME)]
     if packages is not None:
         words += ["--ro-bind", str(packages.resolve()), str(PACKAGES)]
     words += ["--proc", "/proc", "--dev", "/dev"]
@@ -158,7 +159,17 @@ def _mounts(limits: Limits, program: int, packages: Path | None) -> list[str]:
     return [*words, "--remount-ro", "/", "--chdir", "/tmp"]
 
 
+def _python_home() -> Path:
+    return Path(sys.base_prefix).resolve()
+
+
+def _is_mounted_elsewhere() -> bool:
+    """Whether Python is no part of /usr and so has another place inside."""
+    return not _python_home().is_relative_to("/usr")
+
+
 def _inner_python() -> Path:
-    home = Path(sys.base_prefix).resolve()
     python = Path(sys.executable).resolve()
-    return python if home.is_relative_to("/usr") else PYTHON_HOME / python.relative_to(home)
+    if _is_mounted_elsewhere():
+        return PYTHON_HOME / python.relative_to(_python_home())
+    return python
