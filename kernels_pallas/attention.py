@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend, flash_attention
+from kernels_pallas import backend, expect, flash_attention
 
 _MIN_QUERY_BLOCK = 128
 _MAX_QUERY_BLOCKS = 16  # bounds the size of the compiled program for long sequences
@@ -40,20 +40,42 @@ def causal_attention(
       key: rotated, normalised keys.
       value: values.
       segment_ids: packed segments; a query sees its own segment only. None: one segment per row.
+        Equal ids must stand together: the XLA form compares ids, the kernels take each run of
+        equal ids for a segment.
       key_segment_ids: segments of the keys, where keys are more than the queries' own tokens.
       query_offset: place of the first query among the keys; may be traced. None: the keys are the
         queries' own tokens, and what lies above the diagonal is not computed.
       window: keys that a query sees, its own included; may be traced. None: all earlier keys.
       implementation: see `kernels_pallas.backend`; the kernels are those of `flash_attention`.
+
+    Raises:
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
+    flash_attention.expect_fit("causal_attention", query, key, value, window)
+    if segment_ids is None and key_segment_ids is not None:
+        raise backend.KernelError("causal_attention: key_segment_ids are given, segment_ids not")
     batch, seq, query_heads, head_dim = query.shape
+    key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
+    expect.shapes(
+        "causal_attention",
+        segment_ids=(segment_ids, (batch, seq)),
+        key_segment_ids=(key_segment_ids, key.shape[:2]),
+        query_offset=(query_offset, ()),
+    )
+    expect.integers(
+        "causal_attention",
+        segment_ids=segment_ids,
+        key_segment_ids=key_segment_ids,
+        query_offset=query_offset,
+    )
     refusals = flash_attention.refusals(query, key, value)
     if backend.choose(implementation, "causal_attention", refusals) is not None:
         return flash_attention.flash_attention(
             query,
             key,
             value,
-            segment_ids=segment_ids if key_segment_ids is None else key_segment_ids,
+            segment_ids=key_segment_ids,
             window=window,
             query_offset=0 if query_offset is None else query_offset,
             implementation="pallas",
@@ -62,7 +84,6 @@ def causal_attention(
     # [batch, seq, query_heads, head_dim] -> [batch, seq, kv_heads, group, head_dim]
     query = query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)
     block = max(_MIN_QUERY_BLOCK, -(-seq // _MAX_QUERY_BLOCKS))
-    key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
     blocks = []
     for start in range(0, seq, block):
         stop = min(start + block, seq)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend
-from kernels_pallas.flash_attention import refusals
+from kernels_pallas import backend, expect
+from kernels_pallas.flash_attention import expect_fit, refusals
 from kernels_pallas.gpu import attention_decode as gpu
 
 
@@ -64,9 +64,12 @@ def attention_decode(
       implementation: see `kernels_pallas.backend`.
 
     Raises:
-      KernelError: where the Pallas form is asked for, or due, and cannot run.
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
-    backend.expect_shapes("attention_decode", lengths=(lengths, key.shape[:1]))
+    expect_fit("attention_decode", query, key, value, window)
+    expect.shapes("attention_decode", lengths=(lengths, key.shape[:1]))
+    expect.integers("attention_decode", lengths=lengths)
     rows = query.shape[1] * query.shape[2] // key.shape[2]
     many = None if rows <= 128 else f"{rows} queries share a KV head, more than 128"
     reasons = [*refusals(query, key, value), many]

@@ -91,23 +91,27 @@ def compile_for(target: Target) -> Iterator[None]:
 
 
 def choose(
-    implementation: str, operation: str, refusals: Sequence[str | None] = ()
+    implementation: object,
+    operation: str,
+    refusals: Sequence[str | None] = (),
+    further: tuple[str, ...] = (),
 ) -> Target | None:
     """The target whose kernels run the operation, or None for its XLA form.
 
     Args:
-      implementation: what the caller asked for.
+      implementation: what the caller asked for, whatever it is.
       operation: its name, for the error.
       refusals: reasons why the kernels cannot take these arrays; None entries are no reasons.
+      further: names of XLA forms that this operation has besides ``"xla"``.
 
     Raises:
       KernelError: when Pallas is asked for, or due on this GPU, and cannot run.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise KernelError(
-            f"{operation}: implementation = {implementation!r}: must be 'auto', 'pallas' or 'xla'"
-        )
-    if implementation == "xla":
+    known = (*IMPLEMENTATIONS, *further)
+    if implementation not in known:
+        names = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+        raise KernelError(f"{operation}: implementation = {implementation!r}: must be {names}")
+    if implementation == "xla" or implementation in further:
         return None
     target = _target.get()
     if target is None and implementation == "auto" and jax.default_backend() not in _GPUS:
@@ -121,27 +125,6 @@ def choose(
             "use implementation='xla'"
         )
     return target
-
-
-def expect_shapes(operation: str, **arrays: tuple[jax.Array | None, tuple[int, ...]]) -> None:
-    """Refuse arrays whose shape is not the expected one, whichever form is to run.
-
-    Kernels read by index: what lies beyond a shorter array would be read without a word.
-
-    Args:
-      operation: its name, for the error.
-      arrays: by name, the array (None: absent) and the shape that the others ask of it.
-
-    Raises:
-      KernelError: names every array that does not fit.
-    """
-    wrong = [
-        f"{name} is {array.shape}, must be {shape}"
-        for name, (array, shape) in arrays.items()
-        if array is not None and array.shape != shape
-    ]
-    if wrong:
-        raise KernelError(f"{operation}: shapes do not fit together: {'; '.join(wrong)}")
 
 
 _GPUS = ("gpu", "cuda", "rocm")

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend
+from kernels_pallas import backend, expect
 from kernels_pallas.gpu import cca_mix as gpu
 
 # Smaller than any squared norm that matters, larger than 0: a zero vector stays zero, never NaN.
@@ -69,16 +69,21 @@ def cca_mix(
       weights: see `CCAWeights`.
       cos: cosines of the RoPE angles, float32. No gradient reaches the angles.
       sin: sines of the RoPE angles, float32.
-      segment_ids: packed segments; None means one segment per row.
+      segment_ids: packed segments; None means one segment per row. Equal ids must stand together:
+        the XLA form compares ids, the kernels take each run of equal ids for a segment.
       implementation: see `kernels_pallas.backend`.
 
     Returns:
       Queries, keys and values in the dtype of `query_key`. Convolution sums, means, norms and
       RoPE are float32.
+
+    Raises:
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
     streams = (query_key, value_current, value_delayed)
     cos, sin = jax.lax.stop_gradient((cos, sin))
-    expect_shapes("cca_mix", query_key, weights, cos, sin, segment_ids)
+    expect_fit("cca_mix", streams, weights, cos, sin, segment_ids)
     refusals = gpu.refusals(*streams, weights)
     target = backend.choose(implementation, "cca_mix", refusals)
     if target is not None and query_key.size:
@@ -86,21 +91,33 @@ def cca_mix(
     return _mix_xla(*streams, weights, cos, sin, segment_ids)
 
 
-def expect_shapes(
+def expect_fit(
     operation: str,
-    query_key: Array,
+    streams: tuple[Array, Array, Array],
     weights: CCAWeights,
     cos: Array,
     sin: Array,
     segment_ids: Array | None,
 ) -> None:
-    """Refuse weights, angles and segments that do not belong to the projections."""
+    """Refuse values, weights, angles and segments that do not belong to the projections."""
+    query_key, value_current, value_delayed = streams
+    expect.axes(
+        operation,
+        query_key=(query_key, "batch seq channels"),
+        cos=(cos, "batch seq half_rotary"),
+        depthwise=(weights.depthwise, "channels depthwise_width"),
+        grouped=(weights.grouped, "channels head_dim grouped_width"),
+        temperature=(weights.temperature, "kv_heads"),
+    )
     channels, head_dim, _ = weights.grouped.shape
     tokens, (taps, half) = query_key.shape[:2], (weights.depthwise.shape[1], cos.shape[2])
     kv_heads = weights.temperature.shape[0]
-    backend.expect_shapes(
+    value = (*tokens, kv_heads * head_dim // 2)
+    expect.shapes(
         operation,
         query_key=(query_key, (*tokens, channels)),
+        value_current=(value_current, value),
+        value_delayed=(value_delayed, value),
         depthwise=(weights.depthwise, (channels, taps)),
         depthwise_bias=(weights.depthwise_bias, (channels,)),
         grouped_bias=(weights.grouped_bias, (channels,)),
@@ -109,6 +126,13 @@ def expect_shapes(
         sin=(sin, cos.shape),
         segment_ids=(segment_ids, tokens),
     )
+    expect.integers(operation, segment_ids=segment_ids)
+    group, ragged = divmod(channels, max(1, kv_heads * head_dim))
+    if kv_heads == 0 or ragged or group < 2:
+        raise backend.KernelError(
+            f"{operation}: shapes do not fit together: {channels} channels are not whole groups of "
+            f"query heads and {kv_heads} key heads of {head_dim} channels"
+        )
 
 
 def _mix_xla(

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend
-from kernels_pallas.cca import CCAWeights, cca_mix, expect_shapes
+from kernels_pallas import backend, expect
+from kernels_pallas.cca import CCAWeights, cca_mix, expect_fit
 from kernels_pallas.gpu import cca_mix as gpu
 
 
@@ -82,18 +82,18 @@ def cca_mix_chunk(
     No gradient reaches `cos` and `sin`.
 
     Raises:
-      KernelError: where the Pallas form is asked for, or due, and cannot run.
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
-    expect_shapes("cca_mix_chunk", query_key, weights, cos, sin, segment_ids)
+    streams = (query_key, value_current, value_delayed)
+    expect_fit("cca_mix_chunk", streams, weights, cos, sin, segment_ids)
     fresh = jax.eval_shape(lambda: fresh_state(query_key.shape[0], weights, query_key.dtype))
-    backend.expect_shapes(
+    expect.shapes(
         "cca_mix_chunk",
         state_query_key=(state.query_key, fresh.query_key.shape),
         state_value_delayed=(state.value_delayed, fresh.value_delayed.shape),
     )
-    refusals = gpu.refusals(query_key, value_current, value_delayed, weights)
-    target = backend.choose(implementation, "cca_mix_chunk", refusals)
-    streams = (query_key, value_current, value_delayed)
+    target = backend.choose(implementation, "cca_mix_chunk", gpu.refusals(*streams, weights))
     if target is not None and query_key.size:
         return gpu.mix(target, gpu.prepare(*streams, weights, cos, sin, segment_ids, state))
     # The XLA form: the rows looked back on stand before the chunk and are cut off afterwards.

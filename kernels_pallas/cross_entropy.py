@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend, head_statistics
+from kernels_pallas import backend, expect, head_statistics
 
 
 class LinearCrossEntropy(NamedTuple):
@@ -104,21 +104,15 @@ def linear_cross_entropy(
       as correct when its logit is strictly the largest, so a tie is no hit.
 
     Raises:
-      ValueError: for shapes that do not fit together or ``chunk_size < 1``.
+      KernelError: for arrays that do not fit together, ``chunk_size < 1``, and where the Pallas
+        form is asked for, or due, and cannot run.
     """
-    tokens, vocab = hidden.shape[0], weight.shape[0]
     if chunk_size < 1:
-        raise ValueError(f"chunk_size = {chunk_size}: must be at least 1")
-    if hidden.shape[1] != weight.shape[1] or (bias is not None and bias.shape != (vocab,)):
-        raise ValueError(
-            f"hidden {hidden.shape}, weight {weight.shape}, bias "
-            f"{None if bias is None else bias.shape} do not fit together: "
-            "expected [tokens, H], [vocab, H], [vocab]"
+        raise backend.KernelError(
+            f"linear_cross_entropy: chunk_size = {chunk_size}: must be at least 1"
         )
-    if targets.shape != (tokens,) or token_weights.shape != (tokens,):
-        raise ValueError(
-            f"targets {targets.shape} and token_weights {token_weights.shape} must be ({tokens},)"
-        )
+    head_statistics.expect_fit("linear_cross_entropy", hidden, weight, bias, targets)
+    expect.shapes("linear_cross_entropy", token_weights=(token_weights, hidden.shape[:1]))
     refusals = head_statistics.refusals(hidden, weight)
     target = backend.choose(implementation, "linear_cross_entropy", refusals)
     if target is not None:

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend, expert_matmul
+from kernels_pallas import backend, expect, expert_matmul
 from kernels_pallas.expert_dispatch import (
     Groups,
     group_tokens,
@@ -70,46 +70,52 @@ def expert_mlp(
       dispatch: ``"dense"`` (oracle, E times the work) or ``"grouped"``; the same numbers.
       implementation: of ``"grouped"``; ``"auto"`` and ``"pallas"`` as in `kernels_pallas.backend`,
         ``"xla"`` is ``"bucketed"`` where the default backend is a CPU and ``"ragged_dot"``
-        elsewhere. ``"bucketed"`` and ``"pallas"`` support reverse mode, once.
+        elsewhere. ``"bucketed"`` and ``"pallas"`` support reverse mode, once. ``"dense"`` has no
+        kernel: ``"pallas"`` is refused with it.
 
     Returns:
       ``[tokens, hidden]`` in ``x.dtype``.
 
     Raises:
-      ValueError: for shapes that do not fit together or an unknown form.
+      KernelError: for arrays that do not fit together, an unknown form, and where the Pallas form
+        is asked for, or due, and cannot run.
     """
-    _check(x, gate_up, down)
-    tokens = x.shape[:1]
-    backend.expect_shapes("expert_mlp", class_index=(class_index, tokens), gate=(gate, tokens))
-    if x.shape[0] == 0:
-        return jnp.zeros_like(x)
+    _check(x, class_index, gate, gate_up, down)
     if dispatch == "dense":
+        # The definition is chosen by its name, so "auto" has nothing left to choose.
+        form = "xla" if implementation == "auto" else implementation
+        backend.choose(form, "expert_mlp", ["dispatch='dense' has no kernel, 'grouped' has"])
         return _dense(x, class_index, gate, gate_up, down)
     if dispatch != "grouped":
-        raise ValueError(f"dispatch = {dispatch!r}: must be 'dense' or 'grouped'")
-    if implementation in ("auto", "pallas", "xla"):
-        refusals = expert_matmul.refusals(x, gate_up, down)
-        target = backend.choose(implementation, "expert_mlp", refusals)
-        if target is not None:
-            return expert_matmul.expert_matmul(target, x, class_index, gate, gate_up, down)
-        implementation = "bucketed" if jax.default_backend() == "cpu" else "ragged_dot"
-    if implementation == "bucketed":
-        return _bucketed(x, class_index, gate, gate_up, down)
-    if implementation == "ragged_dot":
-        return _ragged(x, class_index, gate, gate_up, down)
-    raise ValueError(
-        f"implementation = {implementation!r}: must be 'auto', 'pallas', 'xla', 'bucketed' or "
-        "'ragged_dot'"
-    )
-
-
-def _check(x: jax.Array, gate_up: jax.Array, down: jax.Array) -> None:
-    experts, hidden, width = down.shape
-    if gate_up.shape != (experts, 2 * width, hidden) or x.shape[1] != hidden:
-        raise ValueError(
-            f"x {x.shape}, gate_up {gate_up.shape}, down {down.shape} do not fit together: "
-            "expected [tokens, H], [experts, 2 F, H], [experts, H, F]"
+        raise backend.KernelError(
+            f"expert_mlp: dispatch = {dispatch!r}: must be 'dense' or 'grouped'"
         )
+    refusals = expert_matmul.refusals(x, gate_up, down)
+    target = backend.choose(implementation, "expert_mlp", refusals, ("bucketed", "ragged_dot"))
+    if x.shape[0] == 0:
+        return jnp.zeros_like(x)
+    if target is not None:
+        return expert_matmul.expert_matmul(target, x, class_index, gate, gate_up, down)
+    if implementation in ("auto", "xla"):
+        implementation = "bucketed" if jax.default_backend() == "cpu" else "ragged_dot"
+    grouped = _bucketed if implementation == "bucketed" else _ragged
+    return grouped(x, class_index, gate, gate_up, down)
+
+
+def _check(
+    x: jax.Array, class_index: jax.Array, gate: jax.Array, gate_up: jax.Array, down: jax.Array
+) -> None:
+    expect.axes("expert_mlp", x=(x, "tokens hidden"), down=(down, "experts hidden width"))
+    experts, hidden, width = down.shape
+    tokens = x.shape[0]
+    expect.shapes(
+        "expert_mlp",
+        x=(x, (tokens, hidden)),
+        class_index=(class_index, (tokens,)),
+        gate=(gate, (tokens,)),
+        gate_up=(gate_up, (experts, 2 * width, hidden)),
+    )
+    expect.integers("expert_mlp", class_index=class_index)
 
 
 def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend
+from kernels_pallas import backend, expect
 from kernels_pallas.gpu import attention as gpu
 from kernels_pallas.gpu import attention_backward as gpu_backward
 
@@ -81,9 +81,17 @@ def flash_attention(
       implementation: see `kernels_pallas.backend`.
 
     Raises:
-      KernelError: where the Pallas form is asked for, or due, and cannot run.
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
-    backend.expect_shapes("flash_attention", segment_ids=(segment_ids, key.shape[:2]))
+    expect_fit("flash_attention", query, key, value, window)
+    rows = jnp.shape(query_offset) and query.shape[:1]
+    expect.shapes(
+        "flash_attention",
+        segment_ids=(segment_ids, key.shape[:2]),
+        query_offset=(query_offset, rows),
+    )
+    expect.integers("flash_attention", segment_ids=segment_ids, query_offset=query_offset)
     target = backend.choose(implementation, "flash_attention", refusals(query, key, value))
     limits: dict[str, Any] = {
         "segment_ids": segment_ids,
@@ -98,20 +106,37 @@ def flash_attention(
     return attend(target, query, key, value, bounds)
 
 
+def expect_fit(operation: str, query: Array, key: Array, value: Array, window: object) -> None:
+    """Refuse keys and values that do not belong to the queries, and a window that is no number."""
+    kept = "batch keys kv_heads head_dim"
+    arrays = {"query": (query, "batch queries query_heads head_dim"), "key": (key, kept)}
+    expect.axes(operation, **arrays, value=(value, kept))
+    batch, queries, heads, head_dim = query.shape
+    keys, kv_heads = key.shape[1:3]
+    expect.shapes(
+        operation,
+        key=(key, (batch, keys, kv_heads, head_dim)),
+        value=(value, key.shape),
+        window=(window, ()),
+    )
+    expect.integers(operation, window=window)
+    if kv_heads == 0 or heads % kv_heads:
+        raise backend.KernelError(
+            f"{operation}: shapes do not fit together: {heads} query heads are not a multiple of "
+            f"{kv_heads} KV heads"
+        )
+    if queries > keys:
+        raise backend.KernelError(
+            f"{operation}: shapes do not fit together: {queries} queries are more than "
+            f"the {keys} keys, which hold the queries' own"
+        )
+
+
 def refusals(query: Array, key: Array, value: Array) -> list[str | None]:
     """Why the kernels cannot take these arrays; None entries are no reasons."""
     head_dim = query.shape[-1]
-    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-    fit = (
-        query.shape[0] == key.shape[0]
-        and key.shape == value.shape
-        and head_dim == key.shape[-1]
-        and query.shape[2] % key.shape[2] == 0
-        and query.shape[1] <= key.shape[1]
-    )
     same = query.dtype == key.dtype == value.dtype
     return [
-        None if fit else f"{shapes} do not fit together",
         None if head_dim <= 256 else f"head_dim = {head_dim} is more than 256",
         None
         if same and query.dtype in (jnp.float32, jnp.bfloat16)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend
+from kernels_pallas import backend, expect
 from kernels_pallas.gpu import cross_entropy as gpu
 from kernels_pallas.gpu.cross_entropy import Statistics
 
@@ -26,6 +26,21 @@ def refusals(hidden: Array, weight: Array) -> list[str | None]:
     if hidden.dtype in (jnp.float32, jnp.bfloat16):
         return []
     return [f"hidden has dtype {hidden.dtype}, not float32 or bfloat16 (weight {weight.shape})"]
+
+
+def expect_fit(
+    operation: str, hidden: Array, weight: Array, bias: Array | None, targets: Array
+) -> None:
+    """Refuse a head and targets that do not belong to the states."""
+    expect.axes(operation, hidden=(hidden, "tokens hidden"), weight=(weight, "vocab hidden"))
+    vocab = weight.shape[0]
+    expect.shapes(
+        operation,
+        weight=(weight, (vocab, hidden.shape[1])),
+        bias=(bias, (vocab,)),
+        targets=(targets, hidden.shape[:1]),
+    )
+    expect.integers(operation, targets=targets)
 
 
 def definition(
@@ -57,15 +72,10 @@ def token_log_probabilities(
     The XLA form is `definition`, which holds all logits.
 
     Raises:
-      KernelError: where the Pallas form is asked for, or due, and cannot run.
+      KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
+        due, and cannot run.
     """
-    width, vocab = hidden.shape[1], weight.shape[0]
-    backend.expect_shapes(
-        "token_log_probabilities",
-        weight=(weight, (vocab, width)),
-        bias=(bias, (vocab,)),
-        targets=(targets, hidden.shape[:1]),
-    )
+    expect_fit("token_log_probabilities", hidden, weight, bias, targets)
     target = backend.choose(implementation, "token_log_probabilities", refusals(hidden, weight))
     if target is None:
         found = definition(hidden, weight, bias, targets)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from kernels_pallas import backend
+from kernels_pallas import backend, expect
 from kernels_pallas.gpu import norm as gpu
 
 
@@ -75,7 +75,7 @@ def scaled_residual_norm(
     """
     channels = hidden.shape[-1]
     vectors = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
-    backend.expect_shapes(
+    expect.shapes(
         "scaled_residual_norm",
         residual=(residual, hidden.shape),
         **{name: (vector, (channels,)) for name, vector in vectors._asdict().items()},

@@ -155,25 +155,11 @@ def refusals(
     query_key: jax.Array, value_current: jax.Array, value_delayed: jax.Array, weights: Any
 ) -> list[str | None]:
     """Why the kernels cannot take these arrays; None entries are no reasons."""
-    channels, head_dim, _ = weights.grouped.shape
-    kv_heads = weights.temperature.shape[0]
-    heads = channels // head_dim
-    fit = (
-        query_key.shape[2] == channels == heads * head_dim
-        and heads > kv_heads
-        and (heads - kv_heads) % kv_heads == 0
-        and value_current.shape
-        == value_delayed.shape
-        == (*query_key.shape[:2], kv_heads * head_dim // 2)
-    )
+    head_dim = weights.grouped.shape[1]
     streams = (query_key, value_current, value_delayed)
     dtypes = {a.dtype for a in streams}
     same = len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
-    shapes = ", ".join(str(a.shape) for a in streams)
     return [
-        None
-        if fit
-        else f"streams {shapes} do not fit {heads} heads of {head_dim}, {kv_heads} of them keys",
         None if head_dim <= 256 else f"head_dim = {head_dim} is more than 256",
         None
         if same
