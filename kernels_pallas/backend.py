@@ -165,6 +165,16 @@ def _table(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def kernel_names(table: str) -> tuple[str, ...]:
+    """The kernels that a table has tiles for."""
+    return tuple(sorted({key.split(":")[0] for key in _table(table)["tiles"]}))
+
+
+def forget_tables() -> None:
+    """Read the tables anew when they are next asked for; for who has written one."""
+    _table.cache_clear()
+
+
 def tiles(target: Target, kernel: str, size: int | None = None) -> Tiles:
     """Tile sizes of a kernel on a target.
 

@@ -20,7 +20,16 @@ from typing import NoReturn
 import jax
 
 from kernels_pallas import machine_code
-from kernels_pallas.backend import KernelError, Target, Tiles, compile_for, table_names, tiles
+from kernels_pallas.backend import (
+    KernelError,
+    Target,
+    Tiles,
+    compile_for,
+    kernel_names,
+    power_of_two,
+    table_names,
+    tiles,
+)
 from kernels_pallas.machine_code import MACHINES, Figures
 from kernels_pallas.real_shapes import HEAD_DIM, Case, cases
 
@@ -70,11 +79,17 @@ def parse_override(text: str, target: str) -> tuple[str, Tiles]:
     kernel, dot, size = name.rpartition(".")
     if not (equals and dot and value.isdigit()):
         raise KernelError(f"--tile {text!r}: must be KERNEL.SIZE=NUMBER")
+    known = kernel_names(target)
+    if kernel not in known:
+        raise KernelError(f"--tile {text!r}: the kernels are {', '.join(known)}")
     plan = tiles(Target(target), kernel, HEAD_DIM)
     entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
     if size not in entry:
         raise KernelError(f"--tile {text!r}: {kernel} has the sizes {', '.join(entry)}")
-    return kernel, Tiles.parse({**entry, size: int(value)})
+    number = int(value)
+    if number < 1 or (size != "num_stages" and number != power_of_two(number)):
+        raise KernelError(f"--tile {text!r}: must be a power of two, at least 1")
+    return kernel, Tiles.parse({**entry, size: number})
 
 
 HEADINGS = ("kernel", "warps", "stages", "registers", "spills", "scratch B", "shared B", "matrix")
@@ -109,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--markdown", action="store_true", help="the table as docs/kernels.md has it"
     )
-    parser.add_argument("--only", metavar="OPERATION", help="one operation only")
+    operations = tuple(case.operation for case in cases())
+    parser.add_argument("--only", choices=operations, help="one operation only")
     parser.add_argument(
         "--tile",
         action="append",
@@ -129,14 +145,6 @@ class LineParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def _chosen(only: str | None) -> list[Case]:
-    chosen = [case for case in cases() if only in (None, case.operation)]
-    if not chosen:
-        names = ", ".join(case.operation for case in cases())
-        raise KernelError(f"--only {only!r}: the operations are {names}")
-    return chosen
-
-
 def run(options: argparse.Namespace) -> int:
     """Compile, print, and say whether all limits hold (0) or not (1)."""
     version = machine_code.triton_version()
@@ -149,7 +157,9 @@ def run(options: argparse.Namespace) -> int:
         print(_line((*HEADINGS, "waves"), options.markdown))
         if options.markdown:
             print("|---|" + "---:|" * len(HEADINGS))
-    for case in _chosen(options.only):
+    for case in cases():
+        if options.only not in (None, case.operation):
+            continue
         for figures, broken in compile_case(case, target):
             records.append({**dataclasses.asdict(figures), "broken_limits": broken})
             failures += [f"{figures.kernel} on {target.name}: {what}" for what in broken]

@@ -32,11 +32,12 @@ from kernels_pallas.backend import (
     Target,
     Tiles,
     compile_for,
+    forget_tables,
     table_names,
     tiles,
 )
 from kernels_pallas.machine_code import MACHINES
-from kernels_pallas.real_shapes import HEAD_DIM, Case, cases
+from kernels_pallas.real_shapes import EXPERTS, HEAD_DIM, VOCABULARY, Case, cases
 
 ROUNDS = 9
 _NOT_TILES = ("splits", "group", "chunk")  # they share out work; registers do not depend on them
@@ -72,16 +73,39 @@ def area(plan: Tiles) -> int:
 
 
 def random_arguments(case: Case) -> tuple[Any, ...]:
-    """Normal floats; integers as a skewed router gives them (a quarter of the classes get 4:1)."""
+    """Normal floats, and integers as the operation meets them in use: see `_random_integers`."""
     rng = np.random.default_rng(time.time_ns())
 
     def fill(a: Any) -> jax.Array:
         if jnp.issubdtype(a.dtype, jnp.floating):
             return jnp.asarray(rng.standard_normal(a.shape, np.float32), a.dtype)
-        share = np.where(np.arange(17) < 4, 4.0, 1.0)
-        return jnp.asarray(rng.choice(17, a.shape, p=share / share.sum()), a.dtype)
+        return jnp.asarray(_random_integers(case, a.shape, rng), a.dtype)
 
     return jax.tree.map(fill, case.arguments)
+
+
+def _random_integers(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """The integers that an operation's work depends on.
+
+    Decoding: lengths from three quarters of the cache up to all of it, in order, as rows that
+    began one after another have them. Packed attention: segments of hundreds of tokens. Experts: a
+    skewed router, a quarter of whose experts get four times the others' tokens. Cross entropy:
+    ids from the whole vocabulary.
+    """
+    if case.operation == "attention_decode":
+        keys = case.arguments[1].shape[1]
+        return np.sort(rng.integers(3 * keys // 4, keys + 1, shape))
+    if case.operation == "attention_packed":
+        rows, tokens = shape
+        cuts = rng.integers(0, tokens, (rows, max(1, tokens // 512)))
+        return (np.arange(tokens)[None, :, None] >= cuts[:, None, :]).sum(axis=2)
+    if case.operation == "experts":
+        classes = EXPERTS + 1  # the last one skips
+        share = np.where(np.arange(classes) < EXPERTS // 4, 4.0, 1.0)
+        return rng.choice(classes, shape, p=share / share.sum())
+    if case.operation == "cross_entropy":
+        return rng.integers(0, VOCABULARY, shape)
+    raise KernelError(f"{case.operation}: no way to draw its integer arguments")
 
 
 def seconds(case: Case, target: Target) -> float:
@@ -116,16 +140,23 @@ def best(case: Case, name: str, kernel: str, *, timed: bool) -> Tiles:
 
 
 def write(name: str, kernel: str, plan: Tiles, made_by: str) -> None:
-    """Put one kernel's tiles into the table, under the entry that the lookup reads."""
+    """Put one kernel's tiles into the table, under the entry that the lookup reads.
+
+    ``made_by`` is noted for this entry alone, under ``"retuned"``.
+    """
     path = TABLES / f"{name}.json"
     table = json.loads(path.read_text(encoding="utf-8"))
     entry = {**dict(plan.sizes), "num_warps": plan.num_warps, "num_stages": plan.num_stages}
     key = kernel if kernel in table["tiles"] else f"{kernel}:{HEAD_DIM}"
     table["tiles"][key] = entry
-    table["made_by"] = made_by
+    # What the table says of its other entries stays true; this entry gets a line of its own.
+    table["retuned"] = {**table.get("retuned", {}), key: made_by}
     rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table["tiles"].items())
     head = "".join(f" {json.dumps(k)}: {json.dumps(table[k])},\n" for k in table if k != "tiles")
-    path.write_text(f'{{\n{head} "tiles": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
+    unfinished = path.with_suffix(".json.tmp")
+    unfinished.write_text(f'{{\n{head} "tiles": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
+    unfinished.replace(path)
+    forget_tables()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -139,11 +170,10 @@ def run(options: argparse.Namespace) -> None:
             "without --time tiles are chosen by resources"
         )
     chosen = [case for case in cases() if options.only in (None, case.operation)]
-    if not chosen:
-        names = ", ".join(case.operation for case in cases())
-        raise KernelError(f"--only {options.only!r}: the operations are {names}")
     how = "timed on the device" if options.time else "chosen by resources, not timed on a device"
     for case in chosen:
+        if not case.products:
+            print(f"{case.operation}: nothing is chosen: no product, its tiles are set by hand")
         for kernel in case.products:
             plan = best(case, options.target, kernel, timed=options.time)
             print(f"{kernel}: {dict(plan.sizes)}, {plan.num_warps} warps", flush=True)
@@ -156,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = offline_compile.LineParser(prog="python -m kernels_pallas.tune", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--target", choices=tuple(MACHINES), required=True)
-    parser.add_argument("--only", metavar="OPERATION", help="one operation only")
+    operations = tuple(case.operation for case in cases())
+    parser.add_argument("--only", choices=operations, help="one operation only")
     parser.add_argument("--time", action="store_true", help="run the candidates on this GPU")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     try:

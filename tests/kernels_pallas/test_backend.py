@@ -22,6 +22,7 @@ from kernels_pallas.flash_attention import flash_attention
 from kernels_pallas.head_statistics import token_log_probabilities
 from kernels_pallas.newton_schulz import newton_schulz
 from kernels_pallas.norm import scaled_residual_norm
+from kernels_pallas.real_shapes import cases
 
 OPERATIONS = (
     attention_decode,
@@ -196,14 +197,51 @@ def test_tuning_tries_neighbours_and_writes_what_is_read(
     plan = tiles(Target("mi300x"), "expert_down")
     assert {p.num_warps for p in tune.candidates(plan)} == {4, 8}
     assert max(map(tune.area, tune.candidates(plan))) == 2 * tune.area(plan)
-    (tmp_path / "new.json").write_text(
-        json.dumps({"device_kinds": [], "made_by": "", "tiles": {"attention_dq:128": {"query": 1}}})
-    )
+    old = {"query": 16, "num_warps": 4, "num_stages": 1}
+    entries = {"attention_dq:128": old, "expert_down": old}
+    path = tmp_path / "new.json"
+    path.write_text(json.dumps({"device_kinds": [], "made_by": "by hand", "tiles": entries}))
     monkeypatch.setattr(tune, "TABLES", tmp_path)
     monkeypatch.setattr(backend, "TABLES", tmp_path)
+    assert tiles(Target("new"), "attention_dq", 128) == Tiles.parse(old)
     chosen = Tiles((("key", 32), ("query", 16)), 4, 1)
     tune.write("new", "attention_dq", chosen, "test")
     assert tiles(Target("new"), "attention_dq", 128) == chosen
+    written = json.loads(path.read_text())
+    assert written["made_by"] == "by hand"  # of the other entries, which are as they were
+    assert written["retuned"] == {"attention_dq:128": "test"}
+    assert written["tiles"]["expert_down"] == old
+    assert [p.name for p in tmp_path.iterdir()] == ["new.json"]
+
+
+def test_timed_integers_are_those_of_use() -> None:
+    """Lengths near the cache's, long segments and a skewed router, or the times say nothing."""
+    rng = np.random.default_rng(0)
+    drawn = {
+        case.operation: [
+            tune._random_integers(case, a.shape, rng)
+            for a in jax.tree.leaves(case.arguments)
+            if jnp.issubdtype(a.dtype, jnp.integer)
+        ]
+        for case in cases()
+    }
+    (lengths,) = drawn["attention_decode"]
+    assert 24_576 <= lengths.min() < lengths.max() <= 32_768
+    assert (np.diff(lengths) >= 0).all()
+    (segments,) = drawn["attention_packed"]
+    assert set(np.unique(np.diff(segments))) <= {0, 1, 2}
+    assert 2 <= len(np.unique(segments)) <= 9
+    (classes,) = drawn["experts"]
+    counts = np.bincount(classes, minlength=17)
+    assert counts.shape == (17,)
+    assert counts[:4].min() > 2 * counts[4:].max()
+    (targets,) = drawn["cross_entropy"]
+    assert targets.max() > 200_000
+
+
+def test_tuning_what_has_no_product_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tune.main(["--target", "mi300x", "--only", "norm", "--dry-run"])
+    assert capsys.readouterr().out.startswith("norm: nothing is chosen: no product")
 
 
 def test_tuning_by_time_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,10 +69,12 @@ def test_each_limit_is_held(change: dict[str, int], message: str) -> None:
     ("words", "status", "message"),
     [
         (("--target", "mi100"), 2, "invalid choice: 'mi100'"),
-        (("--only", "nrom"), 1, "--only 'nrom': the operations are norm"),
+        (("--only", "nrom"), 2, "argument --only: invalid choice: 'nrom' (choose from"),
         (("--tile", "norm_forward"), 1, "must be KERNEL.SIZE=NUMBER"),
         (("--tile", "norm_forward.row=1"), 1, "norm_forward has the sizes rows"),
-        (("--tile", "nrom.rows=1"), 1, "nrom: the table 'mi300x' has no tiles for it"),
+        (("--tile", "nrom.rows=1"), 1, "--tile 'nrom.rows=1': the kernels are attention_decode, "),
+        (("--tile", "attention_forward.query=48"), 1, "must be a power of two"),
+        (("--tile", "attention_forward.query=0"), 1, "must be a power of two"),
     ],
 )
 def test_wrong_words_are_one_line(
