@@ -55,7 +55,7 @@ def causal_attention(
     flash_attention.expect_fit("causal_attention", query, key, value, window)
     if segment_ids is None and key_segment_ids is not None:
         raise backend.KernelError("causal_attention: key_segment_ids are given, segment_ids not")
-    batch, seq, query_heads, head_dim = query.shape
+    batch, seq = query.shape[:2]
     key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
     expect.shapes(
         "causal_attention",
@@ -80,6 +80,20 @@ def causal_attention(
             query_offset=0 if query_offset is None else query_offset,
             implementation="pallas",
         )[0]
+    return _in_blocks(query, key, value, segment_ids, key_segment_ids, query_offset, window)
+
+
+def _in_blocks(
+    query: Array,
+    key: Array,
+    value: Array,
+    segment_ids: Array | None,
+    key_segment_ids: Array | None,
+    query_offset: Array | int | None,
+    window: Array | int | None,
+) -> Array:
+    """The XLA form: blocks of queries, so that less lies above the diagonal and is computed."""
+    batch, seq, query_heads, head_dim = query.shape
     kv_heads = key.shape[2]
     # [batch, seq, query_heads, head_dim] -> [batch, seq, kv_heads, group, head_dim]
     query = query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)
