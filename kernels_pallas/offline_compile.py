@@ -2,10 +2,11 @@
 
     python -m kernels_pallas.offline_compile --target mi300x
     python -m kernels_pallas.offline_compile --target mi300x --markdown
+    python -m kernels_pallas.offline_compile --target h200 --float32
 
-Forward and backward at the sizes of ZAYA1-8B. Exit status 1 when a kernel breaks a limit: a spilled
-register, scratch memory, more shared memory than a workgroup has, a product without matrix
-instructions, or too many registers for two waves on a SIMD.
+Forward and backward at the sizes of ZAYA1-8B, in bfloat16. Exit status 1 when a kernel breaks a
+limit: a spilled register, scratch memory, more shared memory than a workgroup has, a product
+without matrix instructions, or too many registers for two waves on a SIMD.
 """
 
 from __future__ import annotations
@@ -127,6 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     operations = tuple(case.operation for case in cases())
     parser.add_argument("--only", choices=operations, help="one operation only")
     parser.add_argument(
+        "--float32",
+        action="store_true",
+        help="float32 arrays in place of bfloat16; tiles are not chosen for them",
+    )
+    parser.add_argument(
         "--tile",
         action="append",
         default=[],
@@ -160,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
     for case in cases():
         if options.only not in (None, case.operation):
             continue
-        for figures, broken in compile_case(case, target):
+        for figures, broken in compile_case(case.in_float32() if options.float32 else case, target):
             records.append({**dataclasses.asdict(figures), "broken_limits": broken})
             failures += [f"{figures.kernel} on {target.name}: {what}" for what in broken]
             if not options.json:

@@ -45,6 +45,14 @@ class Case:
     products: tuple[str, ...]
     differentiate: tuple[int, ...]
 
+    def in_float32(self) -> Case:
+        """The same on float32 arrays where the arguments are bfloat16."""
+
+        def widened(a: Any) -> Any:
+            return _array(*a.shape, dtype=jnp.float32) if a.dtype == jnp.bfloat16 else a
+
+        return dataclasses.replace(self, arguments=jax.tree.map(widened, self.arguments))
+
     def traced(self) -> Callable[..., Any]:
         """The function together with its gradients for random cotangents."""
         if not self.differentiate:

@@ -173,7 +173,7 @@ def run(options: argparse.Namespace) -> None:
     how = "timed on the device" if options.time else "chosen by resources, not timed on a device"
     for case in chosen:
         if not case.products:
-            print(f"{case.operation}: nothing is chosen: no product, its tiles are set by hand")
+            print(f"{case.operation}: nothing is chosen: no product, its tiles stay as they are")
         for kernel in case.products:
             plan = best(case, options.target, kernel, timed=options.time)
             print(f"{kernel}: {dict(plan.sizes)}, {plan.num_warps} warps", flush=True)

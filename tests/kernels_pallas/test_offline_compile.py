@@ -27,6 +27,15 @@ def test_kernels_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None
     assert all(k["registers"] > 0 and k["spills"] == 0 for k in kernels)
 
 
+def test_float32_arrays_are_compiled_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = []
+    for words in ((), ("--float32",)):
+        command("--only", "cca", "--json", *words)
+        kernels = json.loads(capsys.readouterr().out)["kernels"]
+        shared.append([k["shared_bytes"] for k in kernels])
+    assert shared[0] != shared[1]
+
+
 def test_an_oversized_tile_breaks_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--only", "norm", "--tile", "norm_forward.rows=16") == 1
     assert "error: norm_forward on mi300x: " in capsys.readouterr().err
