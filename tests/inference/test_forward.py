@@ -54,7 +54,10 @@ def in_portions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and routes of the case's tokens, each row advancing by its share of each portion."""
     case = CASE_BY_NAME[name]
-    config, tokens = case.model.replace(kernels=kernels), case.tokens()
+    # Dense dispatch has no kernels: it is refused with them.
+    dispatch = "grouped" if kernels == "pallas" else case.model.expert_dispatch
+    config = case.model.replace(kernels=kernels, expert_dispatch=dispatch)
+    tokens = case.tokens()
     weights = weights_from_variables(config, case_variables(case))
     cache = empty_cache(config, CacheShape(SLOTS, PAGE, PAGES, PAGES, True))
     rng = np.random.default_rng(0)
