@@ -6,9 +6,10 @@ import asyncio
 import dataclasses
 
 from tests.inference.scripted import ScriptedEngine
+from zaya_jax.data.aggregation_prompt import Piece
 from zaya_jax.evaluation.models import RefusedError, Sample, SampleError
 from zaya_jax.evaluation.settings import SamplingConfig
-from zaya_jax.inference.rollouts import Budget, Piece, Rollout, RolloutEngine
+from zaya_jax.inference.rollouts import Budget, Rollout, RolloutEngine
 
 
 @dataclasses.dataclass

@@ -13,9 +13,10 @@ import pytest
 from tests.browser import chromium, complaints
 from tests.evaluation.scripted_model import BoxingEngine
 from zaya_jax.config import ConfigError
+from zaya_jax.data.aggregation_prompt import Piece
 from zaya_jax.evaluation.rsa_view import answer_key, main, rsa_page, tokenizer_text
 from zaya_jax.inference.markovian_rsa import markovian_rsa
-from zaya_jax.inference.rollouts import Budget, Piece, Rollout
+from zaya_jax.inference.rollouts import Budget, Rollout
 from zaya_jax.inference.rsa_settings import RSASettings
 from zaya_jax.inference.rsa_trace import read_trace
 

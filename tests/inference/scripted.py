@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from zaya_jax.inference.rollouts import Budget, Piece, Rollout, RolloutError, Tokens
+from zaya_jax.data.aggregation_prompt import Piece, Tokens
+from zaya_jax.inference.rollouts import Budget, Rollout, RolloutError
 
 TEMPLATE = 10  # tokens that the scripted template adds
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.inference.scripted import TEMPLATE, ScriptedEngine
 from zaya_jax.config import ConfigError
+from zaya_jax.data.aggregation_prompt import aggregation_prompt
 from zaya_jax.inference.markovian_rsa import RSAResult, draw_subsets, markovian_rsa
 from zaya_jax.inference.rollouts import Budget, RolloutEngine, RolloutError
-from zaya_jax.inference.rsa_prompt import aggregation_prompt
 from zaya_jax.inference.rsa_settings import RSA_PRESETS, RSASettings, rsa_preset
 
 PROBLEM = "what is six times seven"

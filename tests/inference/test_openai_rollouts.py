@@ -10,10 +10,11 @@ import pytest
 
 from tests.inference.models import text_engine
 from tests.inference.test_server import BYTES, KEY, serving
+from zaya_jax.data.aggregation_prompt import Piece
 from zaya_jax.inference.local_rollouts import LocalRollouts
 from zaya_jax.inference.markovian_rsa import markovian_rsa
 from zaya_jax.inference.openai_rollouts import OpenAIRollouts
-from zaya_jax.inference.rollouts import Budget, Piece, RolloutEngine, RolloutError
+from zaya_jax.inference.rollouts import Budget, RolloutEngine, RolloutError
 from zaya_jax.inference.rsa_settings import RSASettings
 from zaya_jax.inference.server.app import ServerSettings
 from zaya_jax.inference.service import EngineService

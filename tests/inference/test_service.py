@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from tests.inference.models import text_engine
+from zaya_jax.data.aggregation_prompt import Piece
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.local_rollouts import LocalRollouts
 from zaya_jax.inference.markovian_rsa import RSAResult, markovian_rsa
 from zaya_jax.inference.request import Completion, Request, RequestError, SamplingParams
-from zaya_jax.inference.rollouts import Budget, Piece, RolloutEngine, RolloutError
+from zaya_jax.inference.rollouts import Budget, RolloutEngine, RolloutError
 from zaya_jax.inference.rsa_settings import RSASettings
 from zaya_jax.inference.service import EngineService, ServiceError
 

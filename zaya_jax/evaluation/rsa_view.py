@@ -17,11 +17,12 @@ from pathlib import Path
 
 from zaya_jax.checkpoint.command import Parser, run_command
 from zaya_jax.config import ConfigError
+from zaya_jax.data.aggregation_prompt import Tokens
 from zaya_jax.data.config import DataError
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.evaluation.page import PLOT_GEOMETRY
 from zaya_jax.evaluation.rsa_view_assets import SCRIPT, STYLE
-from zaya_jax.inference.rollouts import Rollout, Tokens
+from zaya_jax.inference.rollouts import Rollout
 from zaya_jax.inference.rsa_trace import Candidate, Trace, read_trace
 from zaya_jax.rl.environments.maths import last_boxed
 from zaya_jax.rl.environments.protocol import last_tagged

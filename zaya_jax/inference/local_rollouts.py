@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zaya_jax.data.aggregation_prompt import Piece, Tokens
 from zaya_jax.data.chat import ChatTemplate
 from zaya_jax.data.conversation import Conversation, Message
 from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.inference.command import closing_tokens
 from zaya_jax.inference.request import Request, RequestError, SamplingParams
-from zaya_jax.inference.rollouts import Budget, Piece, Rollout, RolloutError, Tokens
+from zaya_jax.inference.rollouts import Budget, Rollout, RolloutError
 from zaya_jax.inference.service import EngineService
 
 

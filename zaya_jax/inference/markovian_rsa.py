@@ -24,14 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from zaya_jax.inference.rollouts import (
-    Budget,
-    Piece,
-    Rollout,
-    RolloutEngine,
-    RolloutError,
-)
-from zaya_jax.inference.rsa_prompt import aggregation_prompt, problem_prompt
+from zaya_jax.data.aggregation_prompt import Piece, aggregation_prompt, problem_prompt
+from zaya_jax.inference.rollouts import Budget, Rollout, RolloutEngine, RolloutError
 from zaya_jax.inference.rsa_settings import RSASettings
 from zaya_jax.inference.rsa_trace import Candidate, TraceLog
 

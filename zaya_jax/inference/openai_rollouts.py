@@ -11,7 +11,8 @@ from typing import Any
 
 import openai
 
-from zaya_jax.inference.rollouts import Budget, Piece, Rollout, RolloutError, Tokens
+from zaya_jax.data.aggregation_prompt import Piece, Tokens
+from zaya_jax.inference.rollouts import Budget, Rollout, RolloutError
 
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 

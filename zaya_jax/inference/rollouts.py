@@ -5,20 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol, runtime_checkable
 
-# Token ids, or the texts of single tokens where an engine knows no ids.
-Tokens = tuple[int, ...] | tuple[str, ...]
+from zaya_jax.data.aggregation_prompt import Piece, Tokens
 
 
 class RolloutError(ValueError):
     """One rollout failed: the engine could not be reached, or refused. The message says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of a prompt; `tokens` where it was cut out of a rollout and must keep its length."""
-
-    text: str
-    tokens: Tokens | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import enum
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from zaya_jax.data.aggregation_prompt import Piece, aggregation_prompt, prompt_text
 from zaya_jax.rl.environments.protocol import (
     THINK_END,
     THINK_START,
@@ -26,12 +27,6 @@ from zaya_jax.rl.environments.protocol import (
     Score,
 )
 from zaya_jax.rl.errors import RLError
-
-INSTRUCTION = (
-    "Below are a problem and {count} attempts at it by others. They may be unfinished or wrong. "
-    "Check what each establishes, settle where they disagree, keep what holds, and if none leads "
-    "anywhere choose another way. Then solve the problem, answering in the form it asks for."
-)
 
 
 class CandidateView(enum.StrEnum):
@@ -59,20 +54,6 @@ class AggregationConfig:
                 f"aggregation: candidates={self.candidates}, tail_tokens={self.tail_tokens}: "
                 "must be at least 1"
             )
-
-
-def aggregation_prompt(problem: str, candidates: Sequence[str]) -> str:
-    """The user's turn for one aggregation.
-
-    Raises:
-      RLError: without candidates.
-    """
-    if not candidates:
-        raise RLError("an aggregation prompt needs at least 1 candidate")
-    parts = [INSTRUCTION.format(count=len(candidates)), f"## Problem\n\n{problem.strip()}"]
-    parts += [f"## Attempt {i}\n\n{text.strip()}" for i, text in enumerate(candidates, start=1)]
-    parts.append("## Your solution")
-    return "\n\n".join(parts)
 
 
 class AggregationEnvironment:
@@ -125,7 +106,7 @@ class AggregationEnvironment:
         if not shown:
             raise BrokenEnvironmentError(f"{self.name}: no finished candidate for {inner_seed}")
         problem = self._inner.sample(difficulty, inner_seed)
-        prompt = aggregation_prompt(problem.prompt, shown)
+        prompt = prompt_text(aggregation_prompt(problem.prompt, [Piece(text) for text in shown]))
         reference = {"inner": dataclasses.asdict(problem)}
         return Problem(self.name, difficulty, seed, prompt, reference)
 

@@ -1,10 +1,25 @@
-"""The prompts of Markovian RSA: structure as in arXiv 2509.26626, wording our own."""
+"""The prompts of Markovian RSA: structure as in arXiv 2509.26626, wording our own.
+
+Inference, supervised examples and reinforcement write them with these functions alone, so a model
+is asked in the words it was trained on.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from zaya_jax.inference.rollouts import Piece
+# Token ids, or the texts of single tokens where an engine knows no ids.
+Tokens = tuple[int, ...] | tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a prompt; `tokens` where it was cut out of a rollout and must keep its length."""
+
+    text: str
+    tokens: Tokens | None = None
+
 
 _AGGREGATE = (
     "Below are a problem and the closing parts of several attempts at it. Any of them may be "
@@ -31,3 +46,8 @@ def aggregation_prompt(problem: str, tails: Sequence[Piece]) -> tuple[Piece, ...
         heading = "Attempt" if len(tails) == 1 else f"Attempt {number}"
         pieces += [Piece(f"\n\n--- {heading} ---\n"), tail]
     return (*pieces, Piece(_CLOSING))
+
+
+def prompt_text(pieces: Sequence[Piece]) -> str:
+    """The prompt as the text of one user turn."""
+    return "".join(piece.text for piece in pieces)
