@@ -1,4 +1,4 @@
-"""Reinforcement learning: one stage, exactly on-policy.
+"""Reinforcement learning: one stage, exactly on-policy or with rollouts and training at once.
 
     python -m experiments.rl --workdir DIR [--config FILE.py[:NAME]] [--config.a.b=VALUE …]
 
@@ -30,10 +30,15 @@ from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.inference.engine import Engine
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
+from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.group_maker import GroupMaker
+from zaya_jax.rl.learner import Learner
+from zaya_jax.rl.pipeline import PipelineStage
 from zaya_jax.rl.sampler import ForwardSampler
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage import Stage
@@ -45,6 +50,9 @@ from zaya_jax.training.startup import find_resumption
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "rl_small.py")
 SHOWN_ROLLOUTS = 4  # written out at every measurement
+
+
+AnyStage = Stage | PipelineStage
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,15 +88,18 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path) -> int:
             save(config, stage, state, checkpoints)
         else:
             state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
-        run(config, setup, stage, state, workdir, writer, checkpoints)
-        writer.flush()
+        try:
+            run(config, setup, stage, state, workdir, writer, checkpoints)
+        finally:
+            stage.close()
+            writer.flush()
     return 0
 
 
 def run(
     config: RunConfig,
     setup: RLSetup,
-    stage: Stage,
+    stage: AnyStage,
     state: PolicyState,
     workdir: Path,
     writer: JsonlWriter,
@@ -120,30 +131,42 @@ def make_stage(
     trainer: PolicyTrainer,
     variables: dict[str, Any],
     tokenizer: Tokenizer,
-) -> Stage:
-    """The stage with a sampler that holds the given weights."""
-    sampler = ForwardSampler(
-        config.model,
-        variables,
-        stop_token=tokenizer.eos_id,
-        most_prompt_tokens=setup.most_prompt_tokens,
-        most_tokens=setup.most_response_tokens,
-    )
+) -> AnyStage:
+    """The stage with samplers that hold the given weights."""
     starts = {
         environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
         for environment in setup.environments
     }
     rules = dataclasses.replace(setup.stage, seed=config.train.seed)
-    scheduler = OnlineScheduler(starts, config.train.seed)
-    return Stage(
+    maker = GroupMaker(
         rules,
         setup.environments,
-        scheduler,
-        sampler,
-        trainer,
+        OnlineScheduler(starts, config.train.seed),
         encode=functools.partial(prompt_ids, tokenizer),
         decode=functools.partial(response_text, tokenizer),
     )
+    learner = Learner(rules, trainer)
+    if setup.engine is None:
+        sampler = ForwardSampler(
+            config.model,
+            variables,
+            stop_token=tokenizer.eos_id,
+            most_prompt_tokens=setup.most_prompt_tokens,
+            most_tokens=setup.most_response_tokens,
+        )
+        return Stage(maker, learner, sampler)
+
+    def engine() -> EngineSampler:
+        return EngineSampler(
+            Engine(config.model, variables, settings=setup.engine),
+            stop_token=tokenizer.eos_id,
+            most_tokens=setup.most_response_tokens,
+        )
+
+    if setup.pipeline is None:
+        return Stage(maker, learner, engine())
+    engines = [engine() for _ in range(setup.pipeline.workers)]
+    return PipelineStage(setup.pipeline, maker, learner, engines, engine())
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -209,7 +232,7 @@ def imitate(
     return variables
 
 
-def measure(setup: RLSetup, stage: Stage, step: int, workdir: Path, writer: JsonlWriter) -> None:
+def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: JsonlWriter) -> None:
     """Solve rates on held-out problems, and a few rollouts to read."""
     rates = stage.solve_rates(
         setup.held_out, setup.evaluation_problems, difficulty=setup.difficulty
@@ -223,7 +246,7 @@ def measure(setup: RLSetup, stage: Stage, step: int, workdir: Path, writer: Json
     shown = [(g.problem, r) for g in stage.last_groups[:SHOWN_ROLLOUTS] for r in g.rollouts[:1]]
     with (workdir / "rollouts.txt").open("a", encoding="utf-8") as file:
         for problem, rollout in shown:
-            text = stage.text_of(rollout.tokens)
+            text = stage.maker.text_of(rollout.tokens)
             file.write(
                 f"--- step {step}, {problem.source}, difficulty {problem.difficulty}, reward "
                 f"{rollout.reward:g} ({rollout.reason})\n{problem.prompt}\n>>> {text}\n"
@@ -231,7 +254,10 @@ def measure(setup: RLSetup, stage: Stage, step: int, workdir: Path, writer: Json
 
 
 def save(
-    config: RunConfig, stage: Stage, state: PolicyState, checkpoints: CheckpointManager
+    config: RunConfig,
+    stage: AnyStage,
+    state: PolicyState,
+    checkpoints: CheckpointManager,
 ) -> None:
     """Policy, optimiser, curriculum and running maxima."""
     checkpoints.save(
@@ -244,7 +270,7 @@ def save(
 
 
 def restored(
-    stage: Stage, template: PolicyState, checkpoints: CheckpointManager, step: int
+    stage: AnyStage, template: PolicyState, checkpoints: CheckpointManager, step: int
 ) -> PolicyState:
     """The state of a checkpoint, in the policy, the sampler and the stage."""
     training = {"step": template.step, "optimizer_state": template.optimizer_state}

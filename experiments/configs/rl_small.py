@@ -4,8 +4,12 @@
 
 The policy first imitates a teacher who is right in three answers out of ten (reverse the digits,
 sort them, name the largest), then learns from its own rollouts. A fifth of all problems is held
-out. The variant `shuffled` pays every rollout the reward of another one of its group: it must not
-learn.
+out. Variants, as `rl_small.py:NAME`:
+
+| name | what differs |
+| --- | --- |
+| `pipeline` | the inference engine samples in a thread of its own while the policy is trained |
+| `shuffled` | every rollout gets the reward of another one of its group: it must not learn |
 """
 
 from __future__ import annotations
@@ -13,14 +17,31 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from experiments.configs import base
+from zaya_jax.config import ConfigError
+from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.aggregation import Aggregation
 from zaya_jax.rl.environments.practice import TASKS, PracticeEnvironment
 from zaya_jax.rl.length_reward import LengthRewardConfig
+from zaya_jax.rl.pipeline import PipelineConfig, WhenFull
 from zaya_jax.rl.rewards import RewardConfig
 from zaya_jax.rl.setup import ColdStart, RLSetup
-from zaya_jax.rl.stage import StageConfig
+from zaya_jax.rl.stage_config import StageConfig
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 6
+VARIANTS = ("", "pipeline", "shuffled")
+
+_ENGINE = EngineSettings(
+    slots=128,
+    page_size=8,
+    cache_tokens=128 * 24,
+    prefill_chunk=16,
+    prefill_rows=128,
+    decode_steps=RESPONSE_TOKENS,
+    least_rows=128,  # one program for all numbers of rows
+    prefix_cache=False,
+)
+# Sampler and trainer share two cores here: workers must not fill a buffer that nobody empties.
+_PIPELINE = PipelineConfig(groups_in_flight=16, when_full=WhenFull.WAIT)
 
 
 def get_config(name: str = "") -> ConfigDict:
@@ -52,7 +73,13 @@ def get_config(name: str = "") -> ConfigDict:
 
 
 def get_rl(name: str = "") -> RLSetup:
-    """The stage: 16 problems of 8 rollouts a step."""
+    """The stage: 16 problems of 8 rollouts a step.
+
+    Raises:
+      ConfigError: for an unknown variant.
+    """
+    if name not in VARIANTS:
+        raise ConfigError(f"RL variant {name!r} is none of: {', '.join(filter(None, VARIANTS))}")
     environments = tuple(PracticeEnvironment(task) for task in TASKS)
     return RLSetup(
         stage=StageConfig(
@@ -67,6 +94,8 @@ def get_rl(name: str = "") -> RLSetup:
             # All right answers to these tasks are equally long.
             rewards=RewardConfig(advantage="maxrl", length=LengthRewardConfig(coefficient=0.0)),
         ),
+        engine=_ENGINE if name == "pipeline" else None,
+        pipeline=_PIPELINE if name == "pipeline" else None,
         environments=environments,
         held_out=tuple(PracticeEnvironment(task, held_out=True) for task in TASKS),
         most_prompt_tokens=PROMPT_TOKENS,

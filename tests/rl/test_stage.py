@@ -16,11 +16,14 @@ from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
 from zaya_jax.rl.environments.practice import TASKS, PracticeEnvironment
 from zaya_jax.rl.environments.protocol import BrokenEnvironmentError, Problem, Score
 from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.group_maker import GroupMaker, shuffled
+from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.length_reward import LengthRewardConfig
 from zaya_jax.rl.losses import PolicyLossConfig
 from zaya_jax.rl.rewards import RewardConfig
 from zaya_jax.rl.sampler import ForwardSampler
-from zaya_jax.rl.stage import Stage, StageConfig, shuffled
+from zaya_jax.rl.stage import Stage
+from zaya_jax.rl.stage_config import StageConfig
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
 
 STOP = 3
@@ -71,15 +74,15 @@ def stage(environment: Any = None, **changes: Any) -> tuple[Stage, PolicyState]:
     sampler = ForwardSampler(
         MODEL, variables(), stop_token=STOP, most_prompt_tokens=4, most_tokens=6
     )
-    made = Stage(
-        dataclasses.replace(CONFIG, **changes),
+    config = dataclasses.replace(CONFIG, **changes)
+    maker = GroupMaker(
+        config,
         [environment],
         OnlineScheduler({"parity": (0, 0)}, seed=0),
-        sampler,
-        trainer,
         encode=lambda text: [1, *(ord(c) % 40 for c in text)],
         decode=lambda ids: " ".join(map(str, ids)),
     )
+    made = Stage(maker, Learner(config, trainer), sampler)
     return made, trainer.init(variables())
 
 

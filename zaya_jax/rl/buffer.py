@@ -101,18 +101,20 @@ class GroupBuffer:
                 f"buffer: waiting for {needed} groups, but its capacity is {self.capacity}"
             )
         with self._changed:
-            self._drop_stale(version)
-            ready = self._changed.wait_for(lambda: len(self._groups) >= needed, seconds)
+            # Groups that began long ago may come in while this waits.
+            ready = self._changed.wait_for(lambda: self._fresh(version) >= needed, seconds)
             if not ready:
                 raise TimeoutError(f"{len(self._groups)} of {needed} groups after {seconds:g} s")
             self._counts.taken += count
             return [self._groups.popleft() for _ in range(count)]
 
-    def _drop_stale(self, version: int) -> None:
+    def _fresh(self, version: int) -> int:
+        """How many groups are left when those that are too old are dropped."""
         oldest = version - self.most_versions_behind
         fresh = [group for group in self._groups if group.started >= oldest]
         self._counts.stale += len(self._groups) - len(fresh)
         self._groups = collections.deque(fresh)
+        return len(fresh)
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps; plain JSON values."""

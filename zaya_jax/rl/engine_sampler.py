@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from zaya_jax.inference.engine import Engine
-from zaya_jax.inference.request import FinishReason, Request, SamplingParams
+from zaya_jax.inference.request import Completion, FinishReason, Request, SamplingParams
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sampler import Sampled
 
 
 class EngineSampler:
-    """Draws at temperature 1 with nothing cut off; see `zaya_jax.rl.sampler.Sampler`."""
+    """Draws at temperature 1 with nothing cut off.
+
+    Both a `zaya_jax.rl.sampler.Sampler` and a `zaya_jax.rl.rollout_worker.RolloutEngine`.
+    """
 
     def __init__(self, engine: Engine, *, stop_token: int, most_tokens: int) -> None:
         """Takes an engine without a tokenizer.
@@ -36,9 +39,30 @@ class EngineSampler:
         """Of the engine's weights."""
         return self._engine.version
 
+    @property
+    def idle(self) -> bool:
+        """Whether no response is under way."""
+        return self._engine.idle
+
     def load_weights(self, variables: dict[str, Any]) -> int:
         """See `Sampler`."""
         return self._engine.load_weights(variables)
+
+    def submit(self, prompt: Sequence[int], seed: int) -> int:
+        """Begins a response; returns its number.
+
+        Raises:
+          RequestError: for a prompt that the engine cannot serve.
+        """
+        return self._engine.submit(self._request(prompt, seed))
+
+    def step(self) -> list[tuple[int, Sampled]]:
+        """Draws some tokens of all responses under way; returns those that ended, by number."""
+        return [
+            (update.number, _sampled(update.completion))
+            for update in self._engine.step()
+            if update.completion.finish_reason is not None
+        ]
 
     def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Sampled]:
         """See `Sampler`.
@@ -47,19 +71,20 @@ class EngineSampler:
           RequestError: for a prompt that the engine cannot serve.
         """
         requests = [
-            Request(
-                tuple(prompt),
-                SamplingParams(max_tokens=self._most, seed=seed, stop_tokens=(self._stop,)),
-            )
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            self._request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        return [
-            Sampled(
-                tokens=np.array(completion.tokens, np.int32),
-                log_probs=np.minimum(np.array(completion.log_probabilities, np.float32), 0.0),
-                versions=np.array(completion.versions, np.int32),
-                routes=completion.routes,
-                truncated=completion.finish_reason is not FinishReason.STOP,
-            )
-            for completion in self._engine.generate(requests)
-        ]
+        return [_sampled(completion) for completion in self._engine.generate(requests)]
+
+    def _request(self, prompt: Sequence[int], seed: int) -> Request:
+        sampling = SamplingParams(max_tokens=self._most, seed=seed, stop_tokens=(self._stop,))
+        return Request(tuple(prompt), sampling)
+
+
+def _sampled(completion: Completion) -> Sampled:
+    return Sampled(
+        tokens=np.array(completion.tokens, np.int32),
+        log_probs=np.minimum(np.array(completion.log_probabilities, np.float32), 0.0),
+        versions=np.array(completion.versions, np.int32),
+        routes=completion.routes,
+        truncated=completion.finish_reason is not FinishReason.STOP,
+    )

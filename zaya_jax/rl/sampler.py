@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ class Sampled(NamedTuple):
     truncated: bool
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Draws responses with the weights it was last given."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.cold_start import ColdStart
 from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.losses import PolicyLossConfig
-from zaya_jax.rl.stage import StageConfig
+from zaya_jax.rl.pipeline import PipelineConfig
+from zaya_jax.rl.stage_config import StageConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +20,10 @@ class RLSetup:
     Attributes:
       stage: sizes and rules of a step.
       loss: of the policy.
+      engine: sizes of the inference engine that samples; without, the whole model runs on the whole
+        sequence for every token, which suits only the smallest models.
+      pipeline: rollouts and training at the same time, which needs an engine; without, every step
+        is exactly on-policy.
       environments: problems to learn from.
       held_out: problems to measure on, never learnt from.
       difficulty: at which every environment starts.
@@ -29,7 +35,7 @@ class RLSetup:
       evaluation_problems: of each environment, in each of them.
 
     Raises:
-      RLError: on construction, when the lengths do not fit a row.
+      RLError: on construction, when the lengths do not fit a row, or a pipeline has no engine.
     """
 
     stage: StageConfig
@@ -37,6 +43,8 @@ class RLSetup:
     most_prompt_tokens: int
     most_response_tokens: int
     loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
+    engine: EngineSettings | None = None
+    pipeline: PipelineConfig | None = None
     held_out: tuple[Environment, ...] = ()
     difficulty: int = 0
     hardest: int | None = None
@@ -52,3 +60,5 @@ class RLSetup:
                 f"most_response_tokens={self.most_response_tokens} do not fit "
                 f"row_length={self.stage.row_length}"
             )
+        if self.pipeline is not None and self.engine is None:
+            raise RLError("setup: a pipeline needs an engine: set engine=EngineSettings(...)")

@@ -89,6 +89,8 @@ def score_response(
 ) -> Score:
     """Cuts the thinking, then scores. A failing verifier gives a broken score, not an exception.
 
+    Whatever it raises: one bad verifier among hundreds of environments must cost its groups only.
+
     Args:
       environment: the one that made the problem.
       problem: what was asked.
@@ -103,6 +105,9 @@ def score_response(
         return environment.score(problem, answer)
     except BrokenEnvironmentError as failure:
         return Score(0.0, str(failure), broken=True)
+    except Exception as failure:  # a fault of the verifier, not of the response
+        reason = f"{environment.name}: the verifier raised {type(failure).__name__}: {failure}"
+        return Score(0.0, reason, broken=True)
 
 
 THINK_START, THINK_END = "<think>", "</think>"

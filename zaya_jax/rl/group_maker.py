@@ -1,0 +1,142 @@
+"""Problems in, finished groups out: what rollouts need besides a sampler.
+
+Safe to use from several threads: rollout workers share one curriculum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
+from zaya_jax.rl.environments.protocol import (
+    BrokenEnvironmentError,
+    Environment,
+    Problem,
+    Score,
+    score_response,
+)
+from zaya_jax.rl.records import Rollout, RolloutGroup
+from zaya_jax.rl.sampler import Sampled, Sampler
+from zaya_jax.rl.stage_config import StageConfig
+
+_SCORERS = 4  # threads: a verifier mostly waits for a sandbox or a server
+
+
+class Asked(NamedTuple):
+    """A problem, and its prompt as the model sees it."""
+
+    problem: Problem
+    prompt: list[int]
+
+
+class GroupMaker:
+    """See the module."""
+
+    def __init__(
+        self,
+        config: StageConfig,
+        environments: Sequence[Environment],
+        scheduler: OnlineScheduler,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        """Puts the parts together.
+
+        Args:
+          config: of the stage.
+          environments: by whose name the scheduler draws.
+          scheduler: difficulties.
+          encode: a user's turn to the prompt's tokens.
+          decode: response tokens to text.
+        """
+        self.config, self.scheduler = config, scheduler
+        self._encode, self._decode = encode, decode
+        self._environments: Mapping[str, Environment] = {e.name: e for e in environments}
+        self._lock = threading.Lock()
+        self._scorers = ThreadPoolExecutor(_SCORERS, thread_name_prefix="score")
+
+    def draw(self) -> Asked | None:
+        """The curriculum's next problem; None when its environment could not make it."""
+        with self._lock:
+            name, difficulty, seed = self.scheduler.next()
+        try:
+            return self.ask(self._environments[name].sample(difficulty, seed))
+        except BrokenEnvironmentError:
+            return None
+
+    def ask(self, problem: Problem) -> Asked:
+        """A problem with its prompt."""
+        return Asked(problem, list(self._encode(problem.prompt)))
+
+    def finish(self, asked: Asked, responses: Sequence[Sampled]) -> RolloutGroup | None:
+        """Scores all responses to a problem and tells the curriculum.
+
+        Returns:
+          The group; None when it must not be trained on, for a verifier failed.
+        """
+        rollouts = tuple(
+            self._scorers.map(lambda response: self._rollout(asked, response), responses)
+        )
+        started = min(int(response.versions.min()) for response in responses)
+        group = RolloutGroup(asked.problem, rollouts, started)
+        if group.check(self.config.group_size) is not None:
+            return None
+        if self.config.shuffle_rewards:
+            group = shuffled(group, np.random.default_rng([self.config.seed, asked.problem.seed]))
+        with self._lock:
+            self.scheduler.observe(
+                asked.problem.source, asked.problem.difficulty, float(group.rewards.mean())
+            )
+        return group
+
+    def solve_rate(
+        self, environment: Environment, sampler: Sampler, problems: int, *, difficulty: int
+    ) -> float:
+        """Mean reward of one response to each of so many problems; the curriculum is not told."""
+        asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
+        responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
+        scores = [
+            self._score(environment, one.problem, response).reward
+            for one, response in zip(asked, responses, strict=True)
+        ]
+        return float(np.mean(scores))
+
+    def text_of(self, tokens: np.ndarray) -> str:
+        """Response tokens as text."""
+        return self._decode(tokens.tolist())
+
+    def _rollout(self, asked: Asked, response: Sampled) -> Rollout:
+        problem = asked.problem
+        score = self._score(self._environments[problem.source], problem, response)
+        return Rollout(
+            prompt=np.array(asked.prompt, np.int32),
+            tokens=response.tokens,
+            log_probs=response.log_probs,
+            versions=response.versions,
+            routes=response.routes,
+            reward=score.reward,
+            truncated=response.truncated,
+            broken=score.broken,
+            reason=score.reason,
+        )
+
+    def _score(self, environment: Environment, problem: Problem, response: Sampled) -> Score:
+        text = self.text_of(response.tokens)
+        return score_response(environment, problem, text, has_thinking=self.config.has_thinking)
+
+
+def shuffled(group: RolloutGroup, order: np.random.Generator) -> RolloutGroup:
+    """The group with its rewards in another order, for control runs."""
+    rewards = order.permutation(group.rewards)
+    rollouts = tuple(
+        dataclasses.replace(rollout, reward=float(reward))
+        for rollout, reward in zip(group.rollouts, rewards, strict=True)
+    )
+    return dataclasses.replace(group, rollouts=rollouts)
