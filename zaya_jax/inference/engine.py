@@ -18,15 +18,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.cache import bytes_per_sequence, bytes_per_token, empty_cache
-from zaya_jax.inference.memory import Memory
-from zaya_jax.inference.programs import Decoded, decode, prefill, restore
+from zaya_jax.inference.cache import bytes_per_sequence, bytes_per_token
+from zaya_jax.inference.dispatch import Dispatcher
+from zaya_jax.inference.parts import make_parts, most_of_a_part, parts_for, placed, usage
+from zaya_jax.inference.programs import Decoded
 from zaya_jax.inference.request import (
     MOST_TOP_LOGPROBS,
     Completion,
@@ -35,10 +34,9 @@ from zaya_jax.inference.request import (
     check_prompt,
 )
 from zaya_jax.inference.sampling import Variant
-from zaya_jax.inference.sequence import Sequence, cache_rows, decode_rows, sampling_rows
+from zaya_jax.inference.sequence import Sequence
 from zaya_jax.inference.settings import EngineSettings, warm_up_shapes
 from zaya_jax.inference.text import TextStream, allowed_tokens
-from zaya_jax.inference.weights import weights_from_variables
 
 
 class Update(NamedTuple):
@@ -69,7 +67,7 @@ class Engine:
         *,
         seed: int = 0,
     ) -> None:
-        """Allocates the cache.
+        """Allocates the cache, on as many devices as the settings say.
 
         Args:
           config: architecture.
@@ -77,25 +75,19 @@ class Engine:
           tokenizer: for text and stop strings; without it there are only tokens.
           settings: sizes.
           seed: from which requests without a seed get theirs.
+
+        Raises:
+          ConfigError: when the settings do not fit the model or the devices.
         """
         self.config = config
         self.tokenizer = tokenizer
         self.settings = settings or EngineSettings()
         self.version = 0
-        self.programs: set[str] = set()
-        self._weights = weights_from_variables(config, variables, self.settings.expert_bits)
-        shape = self.settings.cache_shape(config)
-        self._cache = empty_cache(config, shape)
-        self._memory = Memory(
-            page_size=shape.page_size,
-            pages=shape.pages,
-            sliding_pages=shape.sliding_pages,
-            window=config.sliding_window,
-            prefix_cache=self.settings.prefix_cache,
-        )
-        self._allowed = jnp.asarray(allowed_tokens(config, tokenizer))
+        allowed = allowed_tokens(config, tokenizer)
+        self._dispatcher = Dispatcher(config, self.settings, variables, allowed)
+        self.programs = self._dispatcher.programs
+        self._parts = make_parts(config, self.settings)
         self._seeds = np.random.default_rng(seed)
-        self._free_slots = list(range(self.settings.slots))[::-1]
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # the oldest first
         self._submitted = 0
@@ -126,7 +118,7 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises what `submit` would raise; may be called from any thread."""
         config, settings = self.config, self.settings
-        room = settings.pages * settings.page_size
+        room = settings.part_pages * settings.page_size
         check_prompt(request, config.vocab_size, config.max_position_embeddings, room)
 
     def cancel(self, number: int) -> Update | None:
@@ -159,11 +151,11 @@ class Engine:
 
         Running requests go on with the keys and values they have. Prefixes are forgotten.
         """
-        bits = self.settings.expert_bits
-        self._weights = weights_from_variables(self.config, variables, bits)
+        self._dispatcher.load(variables)
         self.version += 1
-        if self._memory.prefixes is not None:
-            self._memory.prefixes.clear()
+        for part in self._parts:
+            if part.memory.prefixes is not None:
+                part.memory.prefixes.clear()
         return self.version
 
     def warm_up(
@@ -185,10 +177,11 @@ class Engine:
         for rows, table in shapes.decode:
             for variant in variants:
                 say(f"decode, {rows} rows, {table} pages, {variant}")
-                self._run_decode([], [], rows, table, variant)
+                self._dispatcher.decode(placed([], len(self._parts), rows), table, variant)
         for rows, table, length in shapes.prefill:
             say(f"prefill, {rows} rows of {length} tokens, {table} pages")
-            self._run_prefill([], [], rows, table, length)
+            nothing = placed([], len(self._parts), rows)
+            self._dispatcher.prefill(nothing, [0] * len(nothing), table, length)
 
     # What can be observed
 
@@ -200,16 +193,10 @@ class Engine:
     @property
     def statistics(self) -> dict[str, int]:
         """Counts of what is in use."""
-        remembered = self._memory.prefixes
         return {
             "running": len(self._running),
             "waiting": len(self._waiting),
-            "free_slots": len(self._free_slots),
-            "pages": self._memory.pool.pages,
-            "pages_in_use": self._memory.pages_in_use,
-            "sliding_pages_in_use": self._memory.sliding_pool.pages
-            - self._memory.sliding_pool.free,
-            "remembered_pages": len(remembered) if remembered is not None else 0,
+            **usage(self._parts),
             "programs": len(self.programs),
             "bytes_per_token": bytes_per_token(self.config),
             "bytes_per_sequence": bytes_per_sequence(self.config),
@@ -219,44 +206,49 @@ class Engine:
 
     def _admit(self) -> None:
         """Moves waiting sequences to free slots, in order, while a first chunk of each fits."""
-        while self._waiting and self._free_slots:
-            sequence = self._waiting[0]
-            sequence.version = self.version
-            page = self._memory.reuse_prefix(sequence)
+        while self._waiting and self._start(self._waiting[0]):
+            self._running.append(self._waiting.popleft())
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Gives a sequence a slot and room for a first chunk; False where there is none."""
+        sequence.version = self.version
+        for part in parts_for(self._parts, sequence):
+            page = part.memory.reuse_prefix(sequence)
             needed = min(sequence.length, sequence.cached + self.settings.prefill_chunk)
-            if not self._memory.reserve(sequence, needed):
-                self._memory.give_back(sequence)
-                return
-            self._waiting.popleft()
-            sequence.slot = self._free_slots.pop()
+            if not part.memory.reserve(sequence, needed):
+                part.memory.give_back(sequence)
+                continue
+            sequence.part, sequence.slot = part.number, part.free_slots.pop()
             if not sequence.completion.tokens:
                 sequence.completion.cached_tokens = sequence.cached
             if page is not None:
-                self._cache = restore(self._cache, sequence.slot, page)
-            self._running.append(sequence)
+                self._dispatcher.restore(sequence, page)
+            return True
+        return False
 
     def _take_in_prompts(self) -> None:
         chunk = self.settings.prefill_chunk
         chosen: list[Sequence] = []
         for sequence in list(self._running):
-            if len(chosen) == self.settings.prefill_rows:
-                break
-            if sequence.ready or sequence.slot < 0:
+            of_part = sum(own.part == sequence.part for own in chosen)
+            if of_part == self.settings.prefill_rows or sequence.ready or sequence.slot < 0:
                 continue
             if self._make_room(sequence, min(sequence.length - 1, sequence.cached + chunk)):
                 chosen.append(sequence)
         chosen = [sequence for sequence in chosen if sequence.slot >= 0]
         if not chosen:
             return
-        lengths = [min(chunk, own.length - 1 - own.cached) for own in chosen]
-        rows = self.settings.row_bucket(len(chosen), self.settings.prefill_rows)
+        most = self.settings.row_bucket(most_of_a_part(chosen), self.settings.prefill_rows)
+        rows = placed(chosen, len(self._parts), most)
+        lengths = [0 if own is None else min(chunk, own.length - 1 - own.cached) for own in rows]
         table = self.settings.table_bucket(max(len(own.pages) for own in chosen))
         bucket = self.settings.token_bucket(max(lengths))
-        routes = self._run_prefill(chosen, lengths, rows, table, bucket)
-        for row, (sequence, length) in enumerate(zip(chosen, lengths, strict=True)):
-            sequence.record_routes(routes[:, row, :length].T)
-            sequence.cached += length
-            self._memory.remember(sequence, self.version)
+        routes = self._dispatcher.prefill(rows, lengths, table, bucket)
+        for row, (own, length) in enumerate(zip(rows, lengths, strict=True)):
+            if own is not None:
+                own.record_routes(routes[:, row, :length].T)
+                own.cached += length
+                self._parts[own.part].memory.remember(own, self.version)
 
     def _draw(self) -> list[Update]:
         chosen = []
@@ -274,16 +266,19 @@ class Engine:
             filters=any(own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params),
             top=MOST_TOP_LOGPROBS if any(own.top_logprobs for own in params) else 0,
         )
-        rows = self.settings.row_bucket(len(chosen), self.settings.slots)
+        bucket = self.settings.row_bucket(most_of_a_part(chosen), self.settings.part_slots)
+        rows = placed(chosen, len(self._parts), bucket)
         table = self.settings.table_bucket(max(len(own.pages) for own in chosen))
-        decoded = self._run_decode(chosen, [1] * len(chosen), rows, table, variant)
-        return [self._take_drawn(own, row, decoded) for row, own in enumerate(chosen)]
+        decoded = self._dispatcher.decode(rows, table, variant)
+        return [
+            self._take_drawn(own, row, decoded) for row, own in enumerate(rows) if own is not None
+        ]
 
     def _take_drawn(self, sequence: Sequence, row: int, decoded: Decoded) -> Update:
         completion = sequence.completion
         first, most = len(completion.tokens), sequence.request.sampling.top_logprobs
         drawn = int(np.sum(decoded.token[:, row] >= 0))
-        sequence.record_routes(np.asarray(decoded.routes[:drawn, :, row]))
+        sequence.record_routes(np.asarray(decoded.routes[:drawn, row]))
         for step in range(drawn):
             completion.log_probabilities.append(float(decoded.log_probability[step, row]))
             completion.raw_log_probabilities.append(float(decoded.raw_log_probability[step, row]))
@@ -296,7 +291,7 @@ class Engine:
             if completion.finish_reason is not None:
                 break
         sequence.cached = sequence.length - 1
-        self._memory.remember(sequence, self.version)
+        self._parts[sequence.part].memory.remember(sequence, self.version)
         return (
             self._finish(sequence, first)
             if completion.finish_reason
@@ -307,8 +302,10 @@ class Engine:
 
     def _make_room(self, sequence: Sequence, length: int) -> bool:
         """Gets pages, if need be from younger sequences; False when it lost its own instead."""
-        while sequence.slot >= 0 and not self._memory.reserve(sequence, length):
-            self._set_aside(self._running[-1])
+        memory = self._parts[sequence.part].memory
+        while sequence.slot >= 0 and not memory.reserve(sequence, length):
+            sharing = [own for own in self._running if own.part == sequence.part]
+            self._set_aside(sharing[-1])
         return sequence.slot >= 0
 
     def _set_aside(self, sequence: Sequence) -> None:
@@ -317,10 +314,11 @@ class Engine:
         self._waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        self._memory.give_back(sequence)
         if sequence.slot >= 0:
+            part = self._parts[sequence.part]
+            part.memory.give_back(sequence)
+            part.free_slots.append(sequence.slot)
             self._running.remove(sequence)
-            self._free_slots.append(sequence.slot)
             sequence.slot = -1
         else:
             self._waiting.remove(sequence)
@@ -346,39 +344,3 @@ class Engine:
             completion.text = sequence.text.text[:end]
             self._text_sent[sequence.number] = max(end, self._text_sent[sequence.number])
         return Update(sequence.number, completion, first, text)
-
-    # Dispatches
-
-    def _run_prefill(
-        self, chosen: Many[Sequence], lengths: Many[int], rows: int, table: int, bucket: int
-    ) -> np.ndarray:
-        tokens = np.zeros((rows, bucket), np.int32)
-        for row, (sequence, length) in enumerate(zip(chosen, lengths, strict=True)):
-            tokens[row, :length] = sequence.tokens(sequence.cached, sequence.cached + length)
-        sliding = self.settings.sliding_table(self.config, bucket)
-        where = cache_rows(chosen, lengths, rows=rows, table=table, sliding_table=sliding)
-        self.programs.add(f"prefill {rows}x{bucket} tokens, {table} pages")
-        self._cache, routes = prefill(self.config, self._weights, self._cache, where, tokens)
-        return np.asarray(routes)
-
-    def _run_decode(
-        self, chosen: Many[Sequence], lengths: Many[int], rows: int, table: int, variant: Variant
-    ) -> Decoded:
-        settings = self.settings
-        sliding = settings.sliding_table(self.config, settings.decode_steps)
-        sampling = sampling_rows(chosen, rows, self.config.vocab_size)
-        extras = f"{sampling.seen is not None:d}{sampling.bias is not None:d}"
-        self.programs.add(f"decode {rows} rows, {table} pages, {variant}, {extras}")
-        self._cache, decoded = decode(
-            self.config,
-            self._weights,
-            self._cache,
-            cache_rows(chosen, lengths, rows=rows, table=table, sliding_table=sliding),
-            decode_rows(chosen, rows),
-            sampling,
-            self._allowed,
-            np.int32(settings.decode_steps),
-            variant=variant,
-            most_steps=settings.decode_steps,
-        )
-        return jax.device_get(decoded)

@@ -19,7 +19,8 @@ from kernels_pallas.norm import rms_norm, scaled_residual_norm
 from zaya_jax.config import ExpertDispatch, LayerType, ModelConfig
 from zaya_jax.inference.attention import LayerState, NewEntries, Past, cached_attention
 from zaya_jax.inference.cache import Cache, Pages, layers_of, state_columns
-from zaya_jax.inference.experts import expert_feed_forward
+from zaya_jax.inference.experts import StackedExperts, expert_feed_forward
+from zaya_jax.inference.mesh import own_classes, sum_over_experts
 from zaya_jax.inference.weights import Weights
 from zaya_jax.model.norm import ResidualScale
 from zaya_jax.model.rope import rope_tables
@@ -279,17 +280,19 @@ def _experts(
     config: ModelConfig, params: dict[str, Any], x: Array, routed: Any, real: Array
 ) -> Any:
     """Padding goes to the skip class: no expert's weights are read for it."""
-    classes = jnp.where(real, routed.class_index, config.num_experts)
+    experts = params["experts"]
     # [rows, seq, ...] -> [rows * seq, ...]
+    classes = jnp.where(real, routed.class_index, config.num_experts).reshape(-1)
+    is_part = isinstance(experts, StackedExperts) and len(experts.down) < config.num_experts
     output = expert_feed_forward(
         x.reshape(-1, config.hidden_size),
-        classes.reshape(-1),
+        own_classes(classes, len(experts.down)) if is_part else classes,
         routed.gate.reshape(-1),
-        params["experts"],
+        experts,
         dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
         implementation=config.kernels.value,
     )
-    return output.reshape(x.shape)
+    return (sum_over_experts(output) if is_part else output).reshape(x.shape)
 
 
 class Norm(NamedTuple):

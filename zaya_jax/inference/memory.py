@@ -64,6 +64,13 @@ class Memory:
         sequence.pages, sequence.sliding = [], {}
         sequence.cached, sequence.block, sequence.remembered = 0, -1, 0
 
+    def known_pages(self, sequence: Sequence) -> int:
+        """Pages at the start of a new sequence that are remembered."""
+        if self.prefixes is None:
+            return 0
+        tokens = sequence.tokens(0, sequence.length - 1)
+        return len(self.prefixes.find(sequence.version, tokens))
+
     def reuse_prefix(self, sequence: Sequence) -> int | None:
         """Gives a new sequence the pages of the longest prefix that is remembered.
 

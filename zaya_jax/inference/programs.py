@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from zaya_jax.config import ModelConfig
@@ -28,6 +29,14 @@ from zaya_jax.inference.forward import (
     logits_of,
     store_slots,
     write_pages,
+)
+from zaya_jax.inference.mesh import (
+    LAYERS_THEN_ROWS,
+    ROWS,
+    STEPS_THEN_ROWS,
+    WHOLE,
+    by_parts,
+    weight_specs,
 )
 from zaya_jax.inference.sampling import RowSampling, Sampled, Variant, mark_seen, sample
 from zaya_jax.inference.weights import Weights
@@ -65,31 +74,40 @@ class Decoded:
     token: Int[Array, "steps rows"]
     log_probability: Float[Array, "steps rows"]
     raw_log_probability: Float[Array, "steps rows"]
-    routes: UInt8[Array, "steps all_layers rows"]
+    routes: UInt8[Array, "steps rows all_layers"]
     top_tokens: Int[Array, "steps rows top"]
     top_log_probabilities: Float[Array, "steps rows top"]
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def prefill(
     config: ModelConfig,
+    mesh: Mesh | None,
     weights: Weights,
     cache: Cache,
     rows: Rows,
     tokens: Int[Array | np.ndarray, "rows seq"],
 ) -> tuple[Cache, UInt8[Array, "all_layers rows seq"]]:
     """Caches a chunk of each row's tokens; returns the classes the routers chose for them."""
-    state = load_slots(cache, rows)
-    result = forward(config, weights, cache, state, rows, jnp.asarray(tokens))
-    cache = store_slots(cache, rows, advance_slots(result, state, rows))
-    return write_pages(config, cache, rows, result), result.routes
+
+    def of_part(weights: Weights, cache: Cache, rows: Rows, tokens: Array) -> tuple[Cache, Array]:
+        state = load_slots(cache, rows)
+        result = forward(config, weights, cache, state, rows, tokens)
+        cache = store_slots(cache, rows, advance_slots(result, state, rows))
+        return write_pages(config, cache, rows, result), result.routes
+
+    in_specs = (weight_specs(weights), LAYERS_THEN_ROWS, ROWS, ROWS)
+    out_specs = (LAYERS_THEN_ROWS, LAYERS_THEN_ROWS)
+    run = by_parts(of_part, mesh, in_specs, out_specs)
+    return run(weights, cache, rows, jnp.asarray(tokens))
 
 
 @functools.partial(
-    jax.jit, static_argnums=0, static_argnames=("variant", "most_steps"), donate_argnums=2
+    jax.jit, static_argnums=(0, 1), static_argnames=("variant", "most_steps"), donate_argnums=3
 )
 def decode(
     config: ModelConfig,
+    mesh: Mesh | None,
     weights: Weights,
     cache: Cache,
     rows: Rows,
@@ -102,6 +120,24 @@ def decode(
     most_steps: int,
 ) -> tuple[Cache, Decoded]:
     """Draws up to `steps` tokens per row, at most `most_steps`, until every row has ended."""
+    of_part = functools.partial(_decode_part, config, variant, most_steps)
+    in_specs = (weight_specs(weights), LAYERS_THEN_ROWS, ROWS, ROWS, ROWS, WHOLE, WHOLE)
+    run = by_parts(of_part, mesh, in_specs, (LAYERS_THEN_ROWS, STEPS_THEN_ROWS))
+    return run(weights, cache, rows, decoding, sampling, allowed, jnp.asarray(steps))
+
+
+def _decode_part(
+    config: ModelConfig,
+    variant: Variant,
+    most_steps: int,
+    weights: Weights,
+    cache: Cache,
+    rows: Rows,
+    decoding: DecodeRows,
+    sampling: RowSampling,
+    allowed: Array,
+    steps: Array,
+) -> tuple[Cache, Decoded]:
 
     def go_on(loop: _Loop) -> Array:
         return (loop.step < steps) & jnp.any(loop.active)
@@ -125,7 +161,7 @@ def decode(
             remaining=remaining,
             active=loop.active & ~stopped & (remaining > 0),
             seen=None if loop.seen is None else mark_seen(loop.seen, token),
-            output=_record(loop.output, loop.step, token, drawn, result.routes[:, :, 0]),
+            output=_record(loop.output, loop.step, token, drawn, result.routes[:, :, 0].T),
         )
 
     layers, count = cache.columns.shape[0], decoding.token.shape[0]
@@ -145,16 +181,28 @@ def decode(
     return store_slots(last.cache, rows, last.state), last.output
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def restore(cache: Cache, slot: Int[Array, ""] | int, page: Int[Array, ""] | int) -> Cache:
-    """Puts the state at the end of a page into a slot."""
-    assert cache.page_columns is not None
-    assert cache.page_delayed is not None
-    return dataclasses.replace(
-        cache,
-        columns=cache.columns.at[:, slot].set(cache.page_columns[:, page]),
-        delayed=cache.delayed.at[:, slot].set(cache.page_delayed[:, page]),
-    )
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def restore(
+    mesh: Mesh | None,
+    cache: Cache,
+    slot: Int[Array | np.ndarray, " parts"],
+    page: Int[Array | np.ndarray, " parts"],
+) -> Cache:
+    """Puts the state at the end of a page into a slot, in the parts whose slot is not `NOWHERE`."""
+
+    def of_part(cache: Cache, slot: Array, page: Array) -> Cache:
+        assert cache.page_columns is not None
+        assert cache.page_delayed is not None
+        columns = cache.page_columns.at[:, page].get(mode="fill", fill_value=0.0)
+        delayed = cache.page_delayed.at[:, page].get(mode="fill", fill_value=0.0)
+        return dataclasses.replace(
+            cache,
+            columns=cache.columns.at[:, slot].set(columns, mode="drop"),
+            delayed=cache.delayed.at[:, slot].set(delayed, mode="drop"),
+        )
+
+    run = by_parts(of_part, mesh, (LAYERS_THEN_ROWS, ROWS, ROWS), LAYERS_THEN_ROWS)
+    return run(cache, jnp.asarray(slot), jnp.asarray(page))
 
 
 class _Loop(NamedTuple):
@@ -175,7 +223,7 @@ def _nothing(steps: int, rows: int, layers: int, top: int) -> Decoded:
         token=jnp.full((steps, rows), -1, jnp.int32),
         log_probability=jnp.zeros((steps, rows), jnp.float32),
         raw_log_probability=jnp.zeros((steps, rows), jnp.float32),
-        routes=jnp.zeros((steps, layers, rows), jnp.uint8),
+        routes=jnp.zeros((steps, rows, layers), jnp.uint8),
         top_tokens=jnp.zeros((steps, rows, top), jnp.int32),
         top_log_probabilities=jnp.zeros((steps, rows, top), jnp.float32),
     )

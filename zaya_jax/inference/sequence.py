@@ -25,6 +25,7 @@ class Sequence:
       completion: what has been answered.
       text: of the completion; None without a tokenizer.
       seed: of its random numbers.
+      part: of the engine, see `parts`; tells nothing while it waits.
       slot: where its state lies in the cache; -1 while it waits.
       cached: tokens whose keys and values are in the cache.
       pages: ids of its pages, in order.
@@ -41,6 +42,7 @@ class Sequence:
     completion: Completion
     text: TextStream | None
     seed: int
+    part: int = 0
     slot: int = -1
     cached: int = 0
     pages: list[int] = dataclasses.field(default_factory=list)
@@ -94,19 +96,17 @@ class Sequence:
 
 
 def cache_rows(
-    sequences: Many[Sequence],
-    lengths: Many[int],
-    *,
-    rows: int,
-    table: int,
-    sliding_table: int,
+    sequences: Many[Sequence | None], lengths: Many[int], *, table: int, sliding_table: int
 ) -> Rows:
-    """Where the sequences' state and pages are; rows beyond them take no part."""
+    """Where the state and pages of each row's sequence are; rows without one do nothing."""
+    rows = len(sequences)
     slot = np.full(rows, NOWHERE, np.int32)
     start, own_length, base = (np.zeros(rows, np.int32) for _ in range(3))
     own_table = np.full((rows, table), NOWHERE, np.int32)
     own_sliding = np.full((rows, sliding_table), NOWHERE, np.int32)
     for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
+        if sequence is None:
+            continue
         slot[row] = sequence.slot
         start[row] = sequence.cached
         own_length[row] = length
@@ -119,8 +119,9 @@ def cache_rows(
     return Rows(*arrays)
 
 
-def decode_rows(sequences: Many[Sequence], rows: int) -> DecodeRows:
-    """Where the sequences' generation stands."""
+def decode_rows(sequences: Many[Sequence | None]) -> DecodeRows:
+    """Where the generation of each row's sequence stands."""
+    rows = len(sequences)
     result = DecodeRows(
         token=np.zeros(rows, np.int32),
         remaining=np.zeros(rows, np.int32),
@@ -128,6 +129,8 @@ def decode_rows(sequences: Many[Sequence], rows: int) -> DecodeRows:
         stop=np.full((rows, MOST_STOP_TOKENS), -2, np.int32),
     )
     for row, sequence in enumerate(sequences):
+        if sequence is None:
+            continue
         stops = sequence.request.sampling.stop_tokens
         result.token[row] = sequence.tokens(sequence.length - 1, sequence.length)[0]
         result.remaining[row] = sequence.remaining
@@ -136,26 +139,29 @@ def decode_rows(sequences: Many[Sequence], rows: int) -> DecodeRows:
     return result
 
 
-def sampling_rows(sequences: Many[Sequence], rows: int, vocab: int) -> RowSampling:
-    """The sequences' sampling settings."""
-    params = [sequence.request.sampling for sequence in sequences]
+def sampling_rows(sequences: Many[Sequence | None], vocab: int) -> RowSampling:
+    """The sampling settings of each row's sequence."""
+    rows = len(sequences)
+    own = [(row, sequence) for row, sequence in enumerate(sequences) if sequence is not None]
 
     def column(name: str, neutral: float, dtype: type) -> np.ndarray:
-        values = [getattr(own, name) for own in params]
-        return np.asarray(values + [neutral] * (rows - len(values)), dtype)
+        values: np.ndarray = np.full(rows, neutral, dtype)
+        for row, sequence in own:
+            values[row] = getattr(sequence.request.sampling, name)
+        return values
 
     seeds = np.zeros((rows, 2), np.uint32)
-    for row, sequence in enumerate(sequences):
+    for row, sequence in own:
         seeds[row] = ((sequence.seed >> 32) & 0xFFFFFFFF, sequence.seed & 0xFFFFFFFF)
     seen = bias = None
-    if any(own.repetition_penalty != 1.0 for own in params):
+    if any(sequence.request.sampling.repetition_penalty != 1.0 for _, sequence in own):
         seen = np.zeros((rows, vocab), np.bool_)
-        for row, sequence in enumerate(sequences):
+        for row, sequence in own:
             seen[row, sequence.tokens(0, sequence.length)] = True
-    if any(own.logit_bias for own in params):
+    if any(sequence.request.sampling.logit_bias for _, sequence in own):
         bias = np.zeros((rows, vocab), np.float32)
-        for row, own in enumerate(params):
-            for token, value in own.logit_bias.items():
+        for row, sequence in own:
+            for token, value in sequence.request.sampling.logit_bias.items():
                 bias[row, token] = value
     return RowSampling(
         seed=seeds,

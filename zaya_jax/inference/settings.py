@@ -24,12 +24,14 @@ class EngineSettings:
     page_size: int = 16  # tokens in a page of the cache
     cache_tokens: int = 32_768  # tokens that all sequences together may keep
     prefill_chunk: int = 256  # most prompt tokens of a row in one dispatch
-    prefill_rows: int = 4  # most rows that take in prompts in one dispatch
+    prefill_rows: int = 4  # most rows of a part that take in prompts in one dispatch
     decode_steps: int = 8  # most tokens of a row drawn in one dispatch
     least_rows: int = 1  # rows that every dispatch has; four times as many as more take part
     least_table: int = 4  # pages that every dispatch looks at; doubled as sequences need more
     prefix_cache: bool = True  # remember pages of prompts and completions for later requests
     expert_bits: int | None = None  # 8 or 4: the experts' weights are rounded to so many
+    mesh_data: int = 1  # parts of slots, cache and sequences, on devices of their own
+    mesh_expert: int = 1  # parts of the experts, each on other devices
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -39,15 +41,35 @@ class EngineSettings:
                 raise ConfigError(f"{field.name}={value!r}: must be a positive integer")
         if self.expert_bits not in (None, *BITS):
             raise ConfigError(f"expert_bits={self.expert_bits!r}: must be None, 8 or 4")
-        if self.cache_tokens < 2 * self.page_size:
+        if self.cache_tokens < 2 * self.page_size * self.mesh_data:
             raise ConfigError(
                 f"cache_tokens={self.cache_tokens}: must hold two pages of {self.page_size} tokens"
+                + (f" in each of mesh_data={self.mesh_data} parts" if self.mesh_data > 1 else "")
+            )
+        if self.slots % self.mesh_data:
+            raise ConfigError(
+                f"slots={self.slots}: must be a multiple of mesh_data={self.mesh_data}"
+            )
+        if self.expert_bits is not None and self.mesh_expert > 1:
+            raise ConfigError(
+                f"expert_bits={self.expert_bits} needs mesh_expert=1, not {self.mesh_expert}: "
+                "rounded experts are not split"
             )
 
     @property
     def pages(self) -> int:
         """Pages of the full layers."""
-        return self.cache_tokens // self.page_size
+        return self.part_pages * self.mesh_data
+
+    @property
+    def part_pages(self) -> int:
+        """Of these, pages of one part: no sequence has more."""
+        return self.cache_tokens // (self.page_size * self.mesh_data)
+
+    @property
+    def part_slots(self) -> int:
+        """Slots of one part."""
+        return self.slots // self.mesh_data
 
     def cache_shape(self, config: ModelConfig) -> CacheShape:
         """What to allocate."""
@@ -85,11 +107,11 @@ class EngineSettings:
         bucket = self.least_table
         while bucket < pages:
             bucket *= 2
-        return min(bucket, self.pages)
+        return min(bucket, self.part_pages)
 
 
 class WarmUpShapes(NamedTuple):
-    """(rows, pages) of decoding, (rows, pages, tokens) of taking in prompts."""
+    """(rows, pages) of decoding, (rows, pages, tokens) of taking in prompts; rows of one part."""
 
     decode: list[tuple[int, int]]
     prefill: list[tuple[int, int, int]]
@@ -105,7 +127,7 @@ def warm_up_shapes(settings: EngineSettings, tokens: int) -> WarmUpShapes:
 
     chunks = sorted({settings.token_bucket(1), settings.prefill_chunk})
     return WarmUpShapes(
-        decode=[(rows, table) for table in tables for rows in row_buckets(settings.slots)],
+        decode=[(rows, table) for table in tables for rows in row_buckets(settings.part_slots)],
         prefill=[
             (rows, table, chunk)
             for table in tables

@@ -12,10 +12,12 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from zaya_jax.config import ExpertDispatch, Kernels, ModelConfig
 from zaya_jax.inference.experts import ExpertMatrices, StackedExperts
+from zaya_jax.inference.mesh import place, weight_specs
 from zaya_jax.inference.quantized import quantize
 
 # Cast to the activation dtype wherever the model uses them; everything else stays float32.
@@ -60,7 +62,10 @@ class Weights:
 
 
 def weights_from_variables(
-    config: ModelConfig, variables: dict[str, Any], expert_bits: int | None = None
+    config: ModelConfig,
+    variables: dict[str, Any],
+    expert_bits: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Weights:
     """A copy of the variables, layer by layer; the caller may drop the original.
 
@@ -68,12 +73,15 @@ def weights_from_variables(
       config: architecture the variables belong to.
       variables: `{"params": …, "balancing": {"biases": …}}`.
       expert_bits: of the experts' weights, see `quantized`; None keeps them.
+      mesh: of `mesh.engine_mesh`; the copy is placed on it.
     """
-    return _split(config, variables, expert_bits)
+    is_split = mesh is not None and mesh.shape["expert"] > 1
+    weights = _split(config, variables, expert_bits, is_split)
+    return place(weights, weight_specs(weights), mesh)
 
 
 def _split_layers(
-    config: ModelConfig, variables: dict[str, Any], expert_bits: int | None
+    config: ModelConfig, variables: dict[str, Any], expert_bits: int | None, keep_stacked: bool
 ) -> Weights:
     params = variables["params"]
     dtype = jnp.dtype(config.activation_dtype)
@@ -85,7 +93,8 @@ def _split_layers(
             return own.astype(dtype) if names in _CAST else own
 
         own = jax.tree_util.tree_map_with_path(take, dict(params["layers"]))
-        return {**own, "experts": _experts(config, own["experts"], expert_bits)}
+        experts = _experts(config, own["experts"], expert_bits, keep_stacked)
+        return {**own, "experts": experts}
 
     first = jnp.zeros((config.router_hidden_size,), jnp.float32)
     later = [params["router_state_scale"][i] for i in range(config.num_layers - 1)]
@@ -104,12 +113,12 @@ def _split_layers(
 
 
 def _experts(
-    config: ModelConfig, params: dict[str, Array], bits: int | None
+    config: ModelConfig, params: dict[str, Array], bits: int | None, keep_stacked: bool
 ) -> ExpertMatrices | StackedExperts:
     """One layer's experts as `expert_feed_forward` wants them."""
     grouped = config.expert_dispatch is ExpertDispatch.GROUPED
     on_cpu = jax.default_backend() == "cpu" and config.kernels is not Kernels.PALLAS
-    if bits is None and not (grouped and on_cpu):
+    if bits is None and (keep_stacked or not (grouped and on_cpu)):
         return StackedExperts(params["gate_up"], params["down"])
 
     def apart(stack: Array) -> tuple[Any, ...]:
@@ -119,4 +128,4 @@ def _experts(
     return ExpertMatrices(apart(params["gate_up"]), apart(params["down"]))
 
 
-_split = jax.jit(_split_layers, static_argnums=(0, 2))
+_split = jax.jit(_split_layers, static_argnums=(0, 2, 3))
