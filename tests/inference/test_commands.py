@@ -14,6 +14,7 @@ from zaya_jax.data.config import DataError
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference import chat, command, generate, terminal
 from zaya_jax.inference.request import RequestError
+from zaya_jax.inference.settings import EngineSettings
 
 
 @pytest.fixture
@@ -64,6 +65,29 @@ def test_chat_remembers_what_was_said(
     assert "Hello" in first
     assert "Hello" in second
     assert "And?" in second
+
+
+def test_a_mesh_gives_every_part_as_many_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EngineSettings] = []
+
+    def load(checkpoint: str, tokenizer: str | None, settings: EngineSettings) -> Any:
+        asked.append(settings)
+        return text_engine(), load_tokenizer("bytes")
+
+    monkeypatch.setattr(terminal, "load_engine", load)
+    options = ["--max-tokens", "1", "--top-p", "1", "--mesh", "data=2,expert=4"]
+    prompts = [option for text in "abc" for option in ("--prompt", text)]
+    assert generate.main(["--checkpoint", "anywhere", *prompts, *options]) == 0
+    assert (asked[0].slots, asked[0].mesh_data, asked[0].mesh_expert) == (4, 2, 4)
+
+
+@pytest.mark.parametrize("mesh", ["data", "fsdp=2", "data=two", "data=2,data=2", ""])
+def test_a_mesh_that_cannot_be_read_is_refused(
+    mesh: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        generate.main(["--checkpoint", "nowhere", "--prompt", "a", "--mesh", mesh])
+    assert f"{mesh!r}: must be data=N, expert=M or both" in capsys.readouterr().err
 
 
 def test_wrong_numbers_are_told_before_the_model_is_read() -> None:

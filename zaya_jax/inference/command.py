@@ -42,6 +42,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-tokens", type=int, default=16_384, help="tokens the cache can hold (16384)"
     )
+    parser.add_argument(
+        "--mesh",
+        type=_mesh_sizes,
+        default={},
+        metavar="data=N,expert=M",
+        help="split slots and cache over N devices, experts over M (one device)",
+    )
+
+
+def _mesh_sizes(text: str) -> dict[str, int]:
+    """`data=2,expert=2` as the fields of `EngineSettings`."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in ("data", "expert") or not size.isdecimal() or f"mesh_{axis}" in sizes:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: must be data=N, expert=M or both with a comma between"
+            )
+        sizes[f"mesh_{axis}"] = int(size)
+    return sizes
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

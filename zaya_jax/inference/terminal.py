@@ -35,7 +35,11 @@ def open_engine(
       DataError: likewise.
     """
     sampling_of(arguments)
+    parts = arguments.mesh.get("mesh_data", 1)
     settings = EngineSettings(
-        slots=slots, cache_tokens=arguments.cache_tokens, prefix_cache=prefix_cache
+        slots=-(-slots // max(parts, 1)) * max(parts, 1),  # as many in every part
+        cache_tokens=arguments.cache_tokens,
+        prefix_cache=prefix_cache,
+        **arguments.mesh,
     )
     return load_engine(arguments.checkpoint, arguments.tokenizer, settings)

@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
         "--warm-up", type=int, default=0, metavar="TOKENS", help="compile for such lengths first"
     )
     arguments = parser.parse_args(argv)
-    settings = EngineSettings(slots=arguments.slots, cache_tokens=arguments.cache_tokens)
+    settings = EngineSettings(
+        slots=arguments.slots, cache_tokens=arguments.cache_tokens, **arguments.mesh
+    )
     key = _read_key(arguments.api_key_file)
     engine, tokenizer = load_engine(arguments.checkpoint, arguments.tokenizer, settings)
     if arguments.warm_up:
