@@ -35,8 +35,8 @@ from zaya_jax.data.prepared import (
     lengths_file,
     write_manifest,
 )
-from zaya_jax.data.row_files import optional_library
-from zaya_jax.data.samples import read_samples, row_files_of
+from zaya_jax.data.row_files import optional_library, row_files_of
+from zaya_jax.data.samples import read_samples
 from zaya_jax.data.tokenizer import tokenizer_of
 
 PARTS = ("train", "validation")

@@ -46,6 +46,16 @@ def is_row_file(path: str) -> bool:
     return _reader_of(path) is not None
 
 
+def row_files_of(source: str) -> list[str]:
+    """The files of rows that a path names: itself, or all below a folder; sorted."""
+    if is_row_file(source):
+        return [source]
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return []
+    return sorted(str(file) for file in folder.rglob("*") if is_row_file(file.name))
+
+
 def read_rows(path: str) -> Iterator[Row | BadRow]:
     """Rows of one file in their order.
 

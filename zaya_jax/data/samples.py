@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from zaya_jax.data.aggregation_examples import is_aggregation_source, read_aggregation
 from zaya_jax.data.bad_rows import BadRows
 from zaya_jax.data.config import DataConfig, DataError
 from zaya_jax.data.conversation import Conversation, RowError, parse_conversation
 from zaya_jax.data.megatron import read_megatron
 from zaya_jax.data.reasoning_problems import is_problem_source, read_problems
-from zaya_jax.data.row_files import BadRow, Row, is_row_file, read_rows
+from zaya_jax.data.row_files import BadRow, Row, read_rows, row_files_of
 from zaya_jax.data.sources import READERS, read_text
 from zaya_jax.data.text_files import ReadResult
+from zaya_jax.data.tokenizer import tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ def read_samples(source: str, config: DataConfig) -> Samples:
 
 def _name(source: str) -> str:
     """What records call the source: its own name, or the last part of its path."""
-    named = source in READERS or is_problem_source(source)
+    named = source in READERS or is_problem_source(source) or is_aggregation_source(source)
     return source.partition("?")[0] if named else Path(source).name
 
 
@@ -72,13 +74,16 @@ def _read(source: str, config: DataConfig, bad: BadRows) -> Iterator[Sample]:
         for number, row in enumerate(read_problems(source), start=1):
             yield _from_row(Row(f"{source}:{number}", row))
         return
+    if is_aggregation_source(source):
+        yield from _from_rows(read_aggregation(source, tokenizer_of(config)), bad)
+        return
     if source in READERS:
         yield from _from_texts(READERS[source](config.max_bytes), bad)
         return
     files = row_files_of(source)
     if files:
         for file in files:
-            yield from _from_rows(file, bad)
+            yield from _from_rows(read_rows(file), bad)
     elif source.endswith((".bin", ".idx")):
         for number, tokens in enumerate(read_megatron(source), start=1):
             digest = hashlib.sha256(tokens.tobytes()).hexdigest()
@@ -90,16 +95,6 @@ def _read(source: str, config: DataConfig, bad: BadRows) -> Iterator[Sample]:
         yield from _from_texts(read_text(source, config.max_bytes)[1], bad)
 
 
-def row_files_of(source: str) -> list[str]:
-    """The files of rows that a path names: itself, or all below a folder; sorted."""
-    if is_row_file(source):
-        return [source]
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return []
-    return sorted(str(file) for file in folder.rglob("*") if is_row_file(file.name))
-
-
 def _from_texts(result: ReadResult, bad: BadRows) -> Iterator[Sample]:
     for name in range(result.skipped):
         bad.note(f"file {name + 1} of those left out", "unreadable, binary or not UTF-8")
@@ -107,8 +102,8 @@ def _from_texts(result: ReadResult, bad: BadRows) -> Iterator[Sample]:
         yield Sample(document.name, document.digest, document.text)
 
 
-def _from_rows(file: str, bad: BadRows) -> Iterator[Sample]:
-    for row in read_rows(file):
+def _from_rows(rows: Iterable[Row | BadRow], bad: BadRows) -> Iterator[Sample]:
+    for row in rows:
         if isinstance(row, BadRow):
             bad.note(row.place, row.reason)
             continue
