@@ -13,6 +13,7 @@ hundredths, a good part of the trust region.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.outputs import Routing
 from zaya_jax.model.transformer import Transformer
+from zaya_jax.parallel.sharded_loss import score_tokens_on_mesh
 
 
 class TokenLogProbs(NamedTuple):
@@ -109,15 +111,11 @@ def policy_forward(
     )
     head: Any = model.apply(variables, method=Transformer.head)
     weight, bias = head
-    shape = batch["targets"].shape
-    # [batch, seq, hidden] -> [batch * seq, hidden]: the head does not see the sequence
-    values = token_log_probs(
-        states.final.reshape(-1, states.final.shape[-1]),
+    values = score_tokens_on_mesh(
+        functools.partial(token_log_probs, chunk_size=chunk_size),
+        states.final,
         weight,
         bias,
-        batch["targets"].reshape(-1),
-        chunk_size=chunk_size,
+        batch["targets"],
     )
-    return PolicyForward(
-        values.log_probs.reshape(shape), values.entropy.reshape(shape), states.routing
-    )
+    return PolicyForward(values.log_probs, values.entropy, states.routing)

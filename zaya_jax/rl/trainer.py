@@ -11,9 +11,11 @@ would blow rounding noise up to a full one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -21,18 +23,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.optimizer.settings import OptimizerConfig
+from zaya_jax.parallel.mesh import TOKENS
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.log_probs import policy_forward
 from zaya_jax.rl.losses import LOSSES, PolicyLossConfig, PolicyTokens
 from zaya_jax.rl.packing import Rows
 from zaya_jax.rl.policy_metrics import policy_metrics
 from zaya_jax.rl.replay import FlipCounts, flip_counts
+from zaya_jax.training.placement import Placement
 
 
 @flax.struct.dataclass
@@ -76,16 +81,39 @@ class PolicyTrainer:
     optimizer: OptimizerConfig
     loss: PolicyLossConfig
     steps: int  # of the whole stage, for the learning-rate schedule
+    placement: Placement | None = None  # of parameters, optimiser state and rows; None: one device
 
     def init(self, variables: dict[str, Any]) -> PolicyState:
-        """A state at step 0."""
-        optimizer = create_optimizer(self.optimizer, self.steps)
-        return PolicyState(
-            step=jnp.zeros((), jnp.int32),
-            params=variables["params"],
-            optimizer_state=optimizer.init(variables["params"]),
-            balancing=variables["balancing"],
-        )
+        """A state at step 0, where the placement wants it."""
+        with self.in_force():
+            return _init(self, self._put(variables))
+
+    def in_force(self) -> AbstractContextManager[Any]:
+        """What is traced inside of it exchanges data over the mesh, if there is one."""
+        return contextlib.nullcontext() if self.placement is None else self.placement.in_force()
+
+    def constrained(self, tree: Any) -> Any:
+        """Inside of a jitted function: the tree, split as the placement says."""
+        if self.placement is None or self.placement.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.placement.shardings(tree))
+
+    def _put(self, variables: dict[str, Any]) -> dict[str, Any]:
+        if self.placement is None or self.placement.mesh is None:
+            return variables
+        return jax.device_put(variables, self.placement.shardings(variables))
+
+    def _put_rows(self, rows: Rows) -> dict[str, Any]:
+        if self.placement is None or self.placement.mesh is None:
+            return dict(rows)
+        mesh = self.placement.mesh
+        return {
+            # routes are [layers, rows, seq], everything else [rows, seq]
+            name: jax.device_put(
+                x, NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 2), *TOKENS))
+            )
+            for name, x in rows.items()
+        }
 
     def gradients(
         self, state: PolicyState, microbatches: Sequence[Rows]
@@ -99,8 +127,11 @@ class PolicyTrainer:
             raise RLError("no rollouts: there is nothing to train on")
         total, reports = None, []
         for rows in microbatches:
-            gradient, report = _gradient(self.model, self.loss, state.params, state.balancing, rows)
-            total = gradient if total is None else _add(total, gradient)
+            with self.in_force():
+                gradient, report = policy_gradient(
+                    self, state.params, state.balancing, self._put_rows(rows)
+                )
+                total = gradient if total is None else _add(total, gradient)
             reports.append(report)
         return total, reports
 
@@ -116,21 +147,41 @@ class PolicyTrainer:
                 "weights are lost; lower the learning rate, or look at the rollouts of this step"
             )
         if norm > 0:
-            state = _apply(self, state, gradient)
+            with self.in_force():
+                state = apply_gradient(self, state, gradient)
         else:
             state = dataclasses.replace(state, step=state.step + 1)
         metrics = batch_metrics(microbatches, reports, ratio_cap=self.loss.ratio_cap)
         return state, {**metrics, "grad_norm": norm, "skipped_update": float(norm == 0)}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _gradient(
-    model: ModelConfig,
-    config: PolicyLossConfig,
-    params: Any,
-    balancing: dict[str, Array],
-    rows: dict[str, Array],
+@functools.partial(jax.jit, static_argnums=0)
+def _init(trainer: PolicyTrainer, variables: dict[str, Any]) -> PolicyState:
+    optimizer = create_optimizer(trainer.optimizer, trainer.steps)
+    return trainer.constrained(
+        PolicyState(
+            step=jnp.zeros((), jnp.int32),
+            params=variables["params"],
+            optimizer_state=optimizer.init(variables["params"]),
+            balancing=variables["balancing"],
+        )
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def policy_gradient(
+    trainer: PolicyTrainer, params: Any, balancing: dict[str, Array], rows: dict[str, Array]
 ) -> tuple[Any, MicrobatchReport]:
+    """Gradient of one microbatch's part of the loss, and what it reports.
+
+    Args:
+      trainer: static.
+      params: of the policy.
+      balancing: its biases.
+      rows: one microbatch as `pack_rollouts` gives it.
+    """
+    model, config = trainer.model, trainer.loss
+
     def objective(params: Any) -> tuple[Array, MicrobatchReport]:
         forward = policy_forward(Transformer(model), params, balancing, rows)
         tokens = PolicyTokens(
@@ -157,7 +208,7 @@ def _gradient(
         return loss, jax.lax.stop_gradient(report)
 
     gradient, report = jax.grad(objective, has_aux=True)(params)
-    return gradient, report
+    return trainer.constrained(gradient), report
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -166,14 +217,17 @@ def _add(total: Any, gradient: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(trainer: PolicyTrainer, state: PolicyState, gradient: Any) -> PolicyState:
+def apply_gradient(trainer: PolicyTrainer, state: PolicyState, gradient: Any) -> PolicyState:
+    """The optimiser's update by the gradient of a whole batch. `trainer` is static."""
     optimizer = create_optimizer(trainer.optimizer, trainer.steps)
     updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
-    return dataclasses.replace(
-        state,
-        step=state.step + 1,
-        params=optax.apply_updates(state.params, updates),
-        optimizer_state=optimizer_state,
+    return trainer.constrained(
+        dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            optimizer_state=optimizer_state,
+        )
     )
 
 
