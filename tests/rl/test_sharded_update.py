@@ -33,7 +33,7 @@ def test_log_probabilities_and_their_gradients_are_the_same_on_a_mesh() -> None:
     random = np.random.default_rng(0)
     hidden = random.normal(size=(2, 4, 6)).astype(np.float32)
     weight, bias = (random.normal(size=s).astype(np.float32) for s in ((10, 6), (10,)))
-    targets = random.integers(0, 10, (2, 4)).astype(np.int32)
+    targets = jnp.asarray(random.integers(0, 10, (2, 4)), jnp.int32)
 
     def total(hidden: jax.Array, weight: jax.Array, bias: jax.Array) -> tuple:
         found = score_tokens_on_mesh(token_log_probs, hidden, weight, bias, targets)
