@@ -263,9 +263,10 @@ def test_stdin_ends_and_an_unread_one_does_not_block(sandbox: Sandbox) -> None:
 def test_packages_are_shown_read_only_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "shown_module.py").write_text("VALUE = 7")
     tmp_path.chmod(0o755)
-    with_packages = Sandbox(LIMITS, packages=tmp_path)
+    with_packages = Sandbox(LIMITS, packages=[tmp_path])
     assert with_packages.run("import shown_module; print(shown_module.VALUE)").stdout == b"7\n"
     assert with_packages.run("open('/packages/x', 'w')").verdict is Verdict.FAILED
+    assert with_packages.run("open('/packages/0/x', 'w')").verdict is Verdict.FAILED
     assert Sandbox(LIMITS).run("import shown_module").verdict is Verdict.FAILED
 
 
@@ -306,7 +307,7 @@ def test_the_unsafe_way_keeps_limits_and_verdicts(monkeypatch: pytest.MonkeyPatc
 
 @needs_bubblewrap
 def test_a_sandbox_that_cannot_start_is_our_error_not_the_programs(tmp_path: Path) -> None:
-    broken = Sandbox(LIMITS, packages=tmp_path / "missing")
+    broken = Sandbox(LIMITS, packages=[tmp_path / "missing"])
     with pytest.raises(SandboxError, match=r"could not set up a sandbox: bwrap: .*missing"):
         broken.run("print(1)")
 

@@ -68,14 +68,14 @@ class Sandbox:
         self,
         limits: Limits | None = None,
         *,
-        packages: Path | None = None,
+        packages: Sequence[Path] = (),
         unsafe: bool = False,
     ) -> None:
         """Checks that this machine can isolate programs.
 
         Args:
           limits: of each program.
-          packages: a folder of Python packages the programs may import, read-only.
+          packages: folders of Python packages the programs may import, read-only.
           unsafe: run without any isolation where bubblewrap is missing. The limits except the one
             on processes hold, but programs can read, write and send whatever this process can.
 
@@ -83,7 +83,7 @@ class Sandbox:
           SandboxError: where bubblewrap or its helpers are missing and `unsafe` is not set.
         """
         self.limits = limits or Limits()
-        self.packages = packages
+        self.packages = tuple(packages)
         missing = missing_tools()
         if missing and not unsafe:
             raise SandboxError(

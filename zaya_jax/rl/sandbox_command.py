@@ -8,17 +8,17 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zaya_jax.rl.errors import RLError
 
 PROGRAM = Path("/program/main.py")  # where the program lies inside
 PYTHON_HOME = Path("/python")  # the Python installation inside, unless it is part of /usr
-PACKAGES = Path("/packages")
+PACKAGES = Path("/packages")  # folders of packages, by number
 
-# Runs a file as a script, with a folder of packages added to the search path if there is one.
-_START = "import sys; sys.path += sys.argv[1:2]; sys.argv = sys.argv[2:]; "
+# Runs a file as a script, with folders of packages, one a line, added to the search path.
+_START = "import sys; sys.path += sys.argv[1].splitlines(); sys.argv = sys.argv[2:]; "
 _START += "exec(compile(open(sys.argv[0]).read(), sys.argv[0], 'exec'), {'__name__': '__main__'})"
 
 
@@ -85,7 +85,7 @@ def missing_tools() -> list[str]:
 
 
 def bubblewrap_command(
-    limits: Limits, program: int, status: int, user: int | None, packages: Path | None
+    limits: Limits, program: int, status: int, user: int | None, packages: Sequence[Path]
 ) -> list[str]:
     """The whole command line, arguments of the program to follow.
 
@@ -94,7 +94,7 @@ def bubblewrap_command(
       program: descriptor to read the program's text from.
       status: descriptor that bubblewrap writes its status to.
       user: id to run as, or None to run in a user namespace of our own id.
-      packages: folder of Python packages to show.
+      packages: folders of Python packages to show.
     """
     words = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -116,14 +116,15 @@ def bubblewrap_command(
         words += ["--bounding-set=-all", "--inh-caps=-all"]
     words += [*_limited(limits), f"--nproc={limits.processes}:{limits.processes}", "--"]
     python = _inner_python()
-    return [*words, str(python), "-I", "-S", "-B", "-c", _START, str(PACKAGES), str(PROGRAM)]
+    shown = "\n".join(str(PACKAGES / str(i)) for i in range(len(packages)))
+    return [*words, str(python), "-I", "-S", "-B", "-c", _START, shown, str(PROGRAM)]
 
 
-def unprotected_command(limits: Limits, program: Path, packages: Path | None) -> list[str]:
+def unprotected_command(limits: Limits, program: Path, packages: Sequence[Path]) -> list[str]:
     """The same without bubblewrap: limits where the tool for them exists, no isolation."""
     limit = [*_limited(limits), "--"] if shutil.which("prlimit") else []
     python = Path(sys.executable).resolve()
-    shown = str(packages or "")
+    shown = "\n".join(map(str, packages))
     return [*limit, str(python), "-I", "-S", "-B", "-c", _START, shown, str(program)]
 
 
@@ -139,7 +140,7 @@ def _limited(limits: Limits) -> list[str]:
     ]
 
 
-def _mounts(limits: Limits, program: int, packages: Path | None) -> list[str]:
+def _mounts(limits: Limits, program: int, packages: Sequence[Path]) -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib64"):
         source = Path("/", name)
@@ -149,8 +150,9 @@ def _mounts(limits: Limits, program: int, packages: Path | None) -> list[str]:
             words += ["--ro-bind", str(source), str(source)]
     if _is_mounted_elsewhere():
         words += ["--ro-bind", str(_python_home()), str(PYTHON_HOME)]
-    if packages is not None:
-        words += ["--ro-bind", str(packages.resolve()), str(PACKAGES)]
+    words += ["--perms", "0755", "--dir", str(PACKAGES)]  # parents it makes itself are closed
+    for number, folder in enumerate(packages):
+        words += ["--ro-bind", str(folder.resolve()), str(PACKAGES / str(number))]
     words += ["--proc", "/proc", "--dev", "/dev"]
     words += ["--perms", "1777", "--size", str(limits.file_bytes), "--tmpfs", "/tmp"]
     words += ["--perms", "0755", "--dir", str(PROGRAM.parent)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from zaya_jax.rl.errors import RLError
@@ -17,12 +18,15 @@ SERVER_LIMITS = Limits(
 )
 
 
-def library_server(library: str, source: str, *, unsafe: bool = False) -> SandboxServer:
+def library_server(
+    library: str, source: str, *, packages: Sequence[Path] = (), unsafe: bool = False
+) -> SandboxServer:
     """A server that may import the installed packages.
 
     Args:
       library: module it needs, for the error message when it is missing.
       source: Python text that defines `handle`.
+      packages: more folders it may import from.
       unsafe: see `Sandbox`.
 
     Raises:
@@ -33,5 +37,5 @@ def library_server(library: str, source: str, *, unsafe: bool = False) -> Sandbo
         raise RLError(
             f"{library} is not installed: pip install 'zaya_jax[rl]' brings what environments need"
         )
-    packages = Path(sysconfig.get_paths()["purelib"])
-    return SandboxServer(source, Sandbox(SERVER_LIMITS, packages=packages, unsafe=unsafe))
+    shown = (Path(sysconfig.get_paths()["purelib"]), *packages)
+    return SandboxServer(source, Sandbox(SERVER_LIMITS, packages=shown, unsafe=unsafe))
