@@ -34,6 +34,7 @@ from zaya_jax.inference.engine import Engine
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
+from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
 from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.group_maker import GroupMaker
@@ -44,6 +45,7 @@ from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage import Stage
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
 from zaya_jax.training.metrics_file import JsonlWriter, plain_record
+from zaya_jax.training.placement import Placement, choose_placement
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import find_resumption
@@ -60,20 +62,41 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse_arguments(
         argv, program="experiments.rl", summary=__doc__ or "", default_config=DEFAULT_CONFIG
     )
-    if arguments.dry_run:
-        raise ConfigError("--dry-run: not available for reinforcement learning")
     try:
-        return reinforce(arguments.config, load_setup(argv), arguments.workdir)
+        setup = load_setup(argv)
+        if arguments.dry_run:
+            print(describe(plan(arguments.config, setup)))
+            return 0
+        placement = trainer_placement(arguments.config, setup)
+        return reinforce(arguments.config, setup, arguments.workdir, placement)
     except RLError as error:
         raise ConfigError(str(error)) from error
 
 
-def reinforce(config: RunConfig, setup: RLSetup, workdir: Path) -> int:
+def trainer_placement(config: RunConfig, setup: RLSetup) -> Placement:
+    """Devices of the trainer: all there are.
+
+    Raises:
+      ConfigError: when mesh, model and the stage's rows do not fit together.
+    """
+    stage = setup.stage
+    return choose_placement(
+        config.mesh,
+        config.model,
+        batch_size=stage.rows_per_microbatch,
+        sequence_length=stage.row_length,
+        names=ROW_NAMES,
+    )
+
+
+def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Placement) -> int:
     """Trains to the last step, measuring and saving on the way."""
     tokenizer = load_tokenizer(config.data.tokenizer)
     with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
         resumption = find_resumption(config, checkpoints)
-        trainer = PolicyTrainer(config.model, config.optimizer, setup.loss, config.train.steps)
+        trainer = PolicyTrainer(
+            config.model, config.optimizer, setup.loss, config.train.steps, placement
+        )
         variables = first_variables(config)
         stage = make_stage(config, setup, trainer, variables, tokenizer)
         workdir.mkdir(parents=True, exist_ok=True)

@@ -10,23 +10,27 @@ import pytest
 from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce, response_text
 from zaya_jax.config import ConfigError
 from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.rl import dry_run
 from zaya_jax.rl.dynamic_sampling import GroupFilter
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.training.config_file import load_config, to_run_config
 from zaya_jax.training.metrics_file import read_metrics
+from zaya_jax.training.placement import Placement
 from zaya_jax.training.settings import RunConfig
 
 CONFIGS = Path(DEFAULT_CONFIG).parent
 TIMES = {"time", "sample_seconds", "train_seconds", "detail"}
 
 
-def tiny(steps: int) -> tuple[RunConfig, RLSetup]:
+def tiny(steps: int, variant: str = "") -> tuple[RunConfig, RLSetup]:
     config = load_config(DEFAULT_CONFIG)
     config.model.hidden_size, config.model.expert_intermediate_size = 16, 16
     config.model.num_query_heads, config.model.num_kv_heads, config.model.head_dim = 2, 1, 8
     config.train.steps, config.checkpoint.interval = steps, 1
-    setup = load_setup([])
+    config.mesh.data = 1  # tests have several devices
+    setup = load_setup([f"--config={DEFAULT_CONFIG}:{variant}"] if variant else [])
     assert setup.cold_start is not None
     stage = dataclasses.replace(setup.stage, prompts=2, group_size=4, group_filter=GroupFilter.NONE)
     cold = dataclasses.replace(setup.cold_start, steps=2)
@@ -39,13 +43,51 @@ def story(workdir: Path) -> list[dict]:
     return [{k: v for k, v in r.items() if k not in TIMES} for r in read_metrics(workdir)]
 
 
+def run(workdir: Path, steps: int, variant: str = "") -> int:
+    config, setup = tiny(steps, variant)
+    return reinforce(config, setup, workdir, Placement(config.model, None))
+
+
 @pytest.mark.slow
 def test_a_run_in_two_parts_tells_the_story_of_one(tmp_path: Path) -> None:
-    assert reinforce(*tiny(4), tmp_path / "whole") == 0
-    assert reinforce(*tiny(2), tmp_path / "parts") == 0
-    assert reinforce(*tiny(4), tmp_path / "parts") == 0
+    assert run(tmp_path / "whole", 4) == 0
+    assert run(tmp_path / "parts", 2) == 0
+    assert run(tmp_path / "parts", 4) == 0
     assert story(tmp_path / "parts") == story(tmp_path / "whole")
     assert "practice/" in (tmp_path / "whole" / "rollouts.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_pipeline_trains_with_the_engine_and_goes_on_after_an_interruption(
+    tmp_path: Path,
+) -> None:
+    assert run(tmp_path, 2, "pipeline") == 0
+    assert run(tmp_path, 4, "pipeline") == 0
+    steps = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    for record in steps:
+        assert record["flipped_routes"] == 0
+        assert record["policy_age_max"] <= 8
+    # Weights of the first two updates are those of the policy: the engine's numbers are too.
+    assert steps[0]["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_dry_run_tells_what_trainer_and_sampler_hold() -> None:
+    config, setup = tiny(2, "pipeline")
+    plan = dry_run.plan(config, setup)
+    cache = 128 * 24 * 2 * (2 * 1 * 8) * 4  # tokens, layers, keys and values of 1 head of 8, bytes
+    assert plan["sampler"]["keys and values"] == cache
+    assert plan["trainer"]["parameters"] == plan["trainer"]["gradients"]
+    assert plan["sampler"]["weights"] == plan["trainer"]["parameters"]
+    text = dry_run.describe(plan)
+    assert "in a batch                                 8" in text
+
+
+def test_rows_that_the_mesh_does_not_divide_are_named_as_the_stage_names_them() -> None:
+    config, setup = tiny(2)
+    config = dataclasses.replace(config, mesh=MeshConfig(data=8))
+    with pytest.raises(ConfigError, match="rows_per_microbatch=20: must be a multiple of"):
+        dry_run.plan(config, setup)
 
 
 def test_the_small_config_and_its_control_load() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rl.tiny_policy import MODEL, variables
+from tests.rl.tiny_policy import MODEL, ONE_DEVICE, variables
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.engine import Engine
 from zaya_jax.inference.settings import EngineSettings
@@ -42,7 +42,7 @@ def test_the_trainer_agrees_with_the_engine_under_replay() -> None:
         num_experts=MODEL.num_experts,
         replay=True,
     )
-    trainer = PolicyTrainer(MODEL, OptimizerConfig(), PolicyLossConfig(), steps=200)
+    trainer = PolicyTrainer(MODEL, OptimizerConfig(), PolicyLossConfig(), 200, ONE_DEVICE)
     state, metrics = trainer.update(trainer.init(variables()), rows)
     assert metrics["ratio_min"] == pytest.approx(1, abs=1e-4)
     assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.rl.tiny_policy import MODEL, variables
+from tests.rl.tiny_policy import MODEL, ONE_DEVICE, variables
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
 from zaya_jax.rl.environments.practice import TASKS, PracticeEnvironment
@@ -70,7 +70,7 @@ class Failing(Parity):
 
 def stage(environment: Any = None, **changes: Any) -> tuple[Stage, PolicyState]:
     environment = environment or Parity()
-    trainer = PolicyTrainer(MODEL, OPTIMIZER, PolicyLossConfig(), steps=100)
+    trainer = PolicyTrainer(MODEL, OPTIMIZER, PolicyLossConfig(), 100, ONE_DEVICE)
     sampler = ForwardSampler(
         MODEL, variables(), stop_token=STOP, most_prompt_tokens=4, most_tokens=6
     )

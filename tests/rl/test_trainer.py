@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.rl.tiny_policy import MODEL, variables
+from tests.rl.tiny_policy import MODEL, ONE_DEVICE, variables
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.rl.errors import RLError
@@ -22,7 +22,7 @@ from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
 OPTIMIZER = OptimizerConfig(
     schedule="constant", peak_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0
 )
-TRAINER = PolicyTrainer(MODEL, OPTIMIZER, PolicyLossConfig(), steps=100)
+TRAINER = PolicyTrainer(MODEL, OPTIMIZER, PolicyLossConfig(), 100, ONE_DEVICE)
 LENGTHS = [(2, 5), (3, 2), (1, 7), (4, 4), (2, 3)]
 
 

@@ -13,11 +13,13 @@ import numpy as np
 from tests.training import tiny
 from zaya_jax.config import ExpertDispatch
 from zaya_jax.model.transformer import Transformer
+from zaya_jax.training.placement import Placement
 
 MODEL = dataclasses.replace(
     tiny.MODEL, vocab_size=48, initializer_stddev=0.3, expert_dispatch=ExpertDispatch.DENSE
 )
 SKIP = MODEL.num_experts
+ONE_DEVICE = Placement(MODEL, None)
 
 
 @functools.cache

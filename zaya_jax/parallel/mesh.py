@@ -82,8 +82,17 @@ def partition_spec(axes: Sequence[str], rules: dict[str, str] | None = None) -> 
     return PartitionSpec(*split)
 
 
+# What the rows of a batch and their length are called in errors.
+BATCH_NAMES = ("data.batch_size", "data.sequence_length")
+
+
 def check_model_fits(
-    mesh: Mesh | AbstractMesh, model: ModelConfig, *, batch: int, sequence: int
+    mesh: Mesh | AbstractMesh,
+    model: ModelConfig,
+    *,
+    batch: int,
+    sequence: int,
+    names: tuple[str, str] = BATCH_NAMES,
 ) -> None:
     """Refuses a mesh whose axes do not divide what they split.
 
@@ -97,8 +106,8 @@ def check_model_fits(
     halo = model.depthwise_conv_width + model.grouped_conv_width - 2
     # What is split, its size, into how many parts, and the mesh axes that ask for it.
     demands = (
-        ("data.batch_size", batch, rows, "data * mesh.fsdp * mesh.expert"),
-        ("data.sequence_length", sequence, context * tensor, "context * mesh.tensor"),
+        (names[0], batch, rows, "data * mesh.fsdp * mesh.expert"),
+        (names[1], sequence, context * tensor, "context * mesh.tensor"),
         ("model.hidden_size", model.hidden_size, mesh.shape["fsdp"], "fsdp"),
         ("model.num_experts", model.num_experts, mesh.shape["expert"], "expert"),
         ("model.num_kv_heads", model.num_kv_heads, tensor, "tensor"),
@@ -115,6 +124,6 @@ def check_model_fits(
             raise ConfigError(f"{name}={size}: must be a multiple of mesh.{axes}, which is {parts}")
     if context > 1 and sequence // context < max(halo, 1):
         raise ConfigError(
-            f"data.sequence_length={sequence}: a part of it on mesh.context={context} is shorter "
+            f"{names[1]}={sequence}: a part of it on mesh.context={context} is shorter "
             f"than the {halo} tokens that the convolutions reach back"
         )

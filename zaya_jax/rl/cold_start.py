@@ -21,6 +21,7 @@ from zaya_jax.rl.losses.tokens import PolicyLossConfig, PolicyTokens, TokenLosse
 from zaya_jax.rl.packing import Rows, pack_rollouts
 from zaya_jax.rl.records import Rollout
 from zaya_jax.rl.trainer import PolicyTrainer
+from zaya_jax.training.placement import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ def cold_start(
         warmup_steps=min(20, config.steps // 2),
         weight_decay=0.0,
     )
-    trainer = PolicyTrainer(model, optimizer, IMITATION, config.steps)
+    trainer = PolicyTrainer(model, optimizer, IMITATION, config.steps, Placement(model, None))
     state, losses = trainer.init(variables), []
     for step in range(config.steps):
         draw = random.Random(f"{seed} {step}")

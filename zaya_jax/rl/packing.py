@@ -43,7 +43,7 @@ def pack_rollouts(
     lengths = [len(r.prompt) + len(r.tokens) - 1 for r in rollouts]
     rows = _assign(lengths, row_length)
     total = -(-len(rows) // rows_per_microbatch) * rows_per_microbatch
-    packed = _empty(total, row_length, layers if replay else 0)
+    packed = empty_rows(total, row_length, layers if replay else 0)
     for row, members in enumerate(rows):
         start = 0
         for segment, i in enumerate(members, start=1):
@@ -85,7 +85,8 @@ def _assign(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def _empty(rows: int, length: int, layers: int) -> Rows:
+def empty_rows(rows: int, length: int, layers: int) -> Rows:
+    """Rows of nothing but padding; with routes where `layers` is positive."""
     shape = (rows, length)
     integers = ("tokens", "targets", "positions", "segment_ids")
     floats = ("rollout_log_probs", "advantages", "loss_weights")

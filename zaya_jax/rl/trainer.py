@@ -11,11 +11,9 @@ would blow rounding noise up to a full one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -23,14 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.optimizer.settings import OptimizerConfig
-from zaya_jax.parallel.mesh import TOKENS
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.log_probs import policy_forward
 from zaya_jax.rl.losses import LOSSES, PolicyLossConfig, PolicyTokens
@@ -81,39 +77,14 @@ class PolicyTrainer:
     optimizer: OptimizerConfig
     loss: PolicyLossConfig
     steps: int  # of the whole stage, for the learning-rate schedule
-    placement: Placement | None = None  # of parameters, optimiser state and rows; None: one device
+    placement: Placement  # of parameters, optimiser state and rows
 
     def init(self, variables: dict[str, Any]) -> PolicyState:
         """A state at step 0, where the placement wants it."""
-        with self.in_force():
-            return _init(self, self._put(variables))
-
-    def in_force(self) -> AbstractContextManager[Any]:
-        """What is traced inside of it exchanges data over the mesh, if there is one."""
-        return contextlib.nullcontext() if self.placement is None else self.placement.in_force()
-
-    def constrained(self, tree: Any) -> Any:
-        """Inside of a jitted function: the tree, split as the placement says."""
-        if self.placement is None or self.placement.mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.placement.shardings(tree))
-
-    def _put(self, variables: dict[str, Any]) -> dict[str, Any]:
-        if self.placement is None or self.placement.mesh is None:
-            return variables
-        return jax.device_put(variables, self.placement.shardings(variables))
-
-    def _put_rows(self, rows: Rows) -> dict[str, Any]:
-        if self.placement is None or self.placement.mesh is None:
-            return dict(rows)
-        mesh = self.placement.mesh
-        return {
-            # routes are [layers, rows, seq], everything else [rows, seq]
-            name: jax.device_put(
-                x, NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 2), *TOKENS))
-            )
-            for name, x in rows.items()
-        }
+        if self.placement.mesh is not None:
+            variables = jax.device_put(variables, self.placement.shardings(variables))
+        with self.placement.in_force():
+            return _initial_state(self, variables)
 
     def gradients(
         self, state: PolicyState, microbatches: Sequence[Rows]
@@ -127,9 +98,9 @@ class PolicyTrainer:
             raise RLError("no rollouts: there is nothing to train on")
         total, reports = None, []
         for rows in microbatches:
-            with self.in_force():
+            with self.placement.in_force():
                 gradient, report = policy_gradient(
-                    self, state.params, state.balancing, self._put_rows(rows)
+                    self, state.params, state.balancing, self.placement.place_rows(rows)
                 )
                 total = gradient if total is None else _add(total, gradient)
             reports.append(report)
@@ -147,7 +118,7 @@ class PolicyTrainer:
                 "weights are lost; lower the learning rate, or look at the rollouts of this step"
             )
         if norm > 0:
-            with self.in_force():
+            with self.placement.in_force():
                 state = apply_gradient(self, state, gradient)
         else:
             state = dataclasses.replace(state, step=state.step + 1)
@@ -155,10 +126,10 @@ class PolicyTrainer:
         return state, {**metrics, "grad_norm": norm, "skipped_update": float(norm == 0)}
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _init(trainer: PolicyTrainer, variables: dict[str, Any]) -> PolicyState:
+def initial_state(trainer: PolicyTrainer, variables: dict[str, Any]) -> PolicyState:
+    """A state at step 0; pure."""
     optimizer = create_optimizer(trainer.optimizer, trainer.steps)
-    return trainer.constrained(
+    return trainer.placement.constrained(
         PolicyState(
             step=jnp.zeros((), jnp.int32),
             params=variables["params"],
@@ -166,6 +137,9 @@ def _init(trainer: PolicyTrainer, variables: dict[str, Any]) -> PolicyState:
             balancing=variables["balancing"],
         )
     )
+
+
+_initial_state = jax.jit(initial_state, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -208,7 +182,7 @@ def policy_gradient(
         return loss, jax.lax.stop_gradient(report)
 
     gradient, report = jax.grad(objective, has_aux=True)(params)
-    return trainer.constrained(gradient), report
+    return trainer.placement.constrained(gradient), report
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -221,7 +195,7 @@ def apply_gradient(trainer: PolicyTrainer, state: PolicyState, gradient: Any) ->
     """The optimiser's update by the gradient of a whole batch. `trainer` is static."""
     optimizer = create_optimizer(trainer.optimizer, trainer.steps)
     updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
-    return trainer.constrained(
+    return trainer.placement.constrained(
         dataclasses.replace(
             state,
             step=state.step + 1,

@@ -43,6 +43,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
         sequence_length=config.data.sequence_length,
     )
     state = placement.abstract(abstract_state(config))
+    trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
     batch = placement.abstract_batch(abstract_batch(config.data))
     step = jax.jit(functools.partial(train_step, config), donate_argnums=0)
     with placement.in_force():
@@ -55,6 +56,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
             "total": parameter_count(config.model),
             "without embedding": parameter_count(config.model, embedding=False),
             "active, without emb.": active_parameter_count(config.model),
+            **({"trained adapters": trained} if config.lora.rank else {}),
         },
         "flops": {
             "forward per token": flops_per_token(config.model, sequence),
@@ -64,11 +66,11 @@ def plan(config: RunConfig) -> dict[str, Any]:
         "tokens": {"per step": tokens_per_step, "whole run": tokens_per_step * config.train.steps},
         "mesh": {} if placement.mesh is None else dict(placement.mesh.shape),
         "bytes_per_device": {
-            "parameters": _bytes(state.params),
-            "gradients": _bytes(state.params),
-            "optimizer": _bytes(state.optimizer_state),
-            "balancing": _bytes((state.balancing, state.balancing_optimizer_state)),
-            "batch": _bytes(batch),
+            "parameters": bytes_of_one_device((state.params, state.base)),
+            "gradients": bytes_of_one_device(state.params),
+            "optimizer": bytes_of_one_device(state.optimizer_state),
+            "balancing": bytes_of_one_device((state.balancing, state.balancing_optimizer_state)),
+            "batch": bytes_of_one_device(batch),
         },
         "optimizer_groups": optimizer_groups(state.params, muon=is_muon),
         "lowered_step": {"characters_of_stablehlo": len(lowered.as_text())},
@@ -89,8 +91,8 @@ def describe(plan: dict[str, Any]) -> str:
         lines += [f"mesh of {count:,} devices: {axes}"]
     memory = plan["bytes_per_device"]
     lines += ["memory of one device, activations not counted"]
-    lines += [f"  {name:<22}{_readable(size):>22}" for name, size in memory.items()]
-    lines += [f"  {'sum':<22}{_readable(sum(memory.values())):>22}"]
+    lines += [f"  {name:<22}{readable(size):>22}" for name, size in memory.items()]
+    lines += [f"  {'sum':<22}{readable(sum(memory.values())):>22}"]
     for group, names in plan["optimizer_groups"].items():
         lines += [group, *(f"  {name}" for name in names)]
     size = plan["lowered_step"]["characters_of_stablehlo"]
@@ -98,8 +100,8 @@ def describe(plan: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _bytes(tree: Any) -> int:
-    """Of what one device holds of the leaves."""
+def bytes_of_one_device(tree: Any) -> int:
+    """What one device holds of the leaves, which may be shapes with shardings."""
     return sum(math.prod(_part(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -108,7 +110,8 @@ def _part(leaf: Any) -> tuple[int, ...]:
     return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
+    """Bytes in the unit that fits."""
     amount = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zaya_jax.config import ConfigError, ModelConfig
-from zaya_jax.parallel.mesh import TOKENS, build_mesh, check_model_fits
+from zaya_jax.parallel.mesh import BATCH_NAMES, TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.training.shardings import tree_shardings
 
@@ -54,6 +54,25 @@ class Placement:
             for name, x in batch.items()
         }
 
+    def abstract_rows(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for rows whose arrays may have axes before [rows, seq]."""
+        return {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows_sharding(x.ndim))
+            for name, x in rows.items()
+        }
+
+    def place_rows(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Rows that this process holds whole, on the devices."""
+        if self.mesh is None:
+            return dict(rows)
+        return {name: jax.device_put(x, self._rows_sharding(x.ndim)) for name, x in rows.items()}
+
+    def constrained(self, tree: Any) -> Any:
+        """Inside of a jitted function: a tree as for `shardings`, split so."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+
     def replicated(self) -> NamedSharding | None:
         """For results that every process reads. None: unsaid."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
@@ -80,14 +99,26 @@ class Placement:
             for name, x in batch.items()
         }
 
+    def _rows_sharding(self, axes: int) -> NamedSharding | None:
+        if self.mesh is None:
+            return None
+        return NamedSharding(self.mesh, PartitionSpec(*(None,) * (axes - 2), *TOKENS))
+
     def _batch_sharding(self) -> NamedSharding | None:
         return None if self.mesh is None else NamedSharding(self.mesh, TOKENS)
 
 
 def choose_placement(
-    config: MeshConfig, model: ModelConfig, *, batch_size: int, sequence_length: int
+    config: MeshConfig,
+    model: ModelConfig,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    names: tuple[str, str] = BATCH_NAMES,
 ) -> Placement:
     """A mesh over all devices; none where there is one device.
+
+    `names` is what errors call the batch size and the length of its rows.
 
     Raises:
       ConfigError: when mesh, model, batch and the number of devices do not fit together.
@@ -95,7 +126,7 @@ def choose_placement(
     mesh = build_mesh(config)
     if mesh.size == 1:
         return Placement(model, None)
-    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
+    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length, names=names)
     inner = mesh.shape["context"] * mesh.shape["tensor"]
     if jax.process_count() > 1 and jax.local_device_count() % inner:
         raise ConfigError(
@@ -106,7 +137,12 @@ def choose_placement(
 
 
 def plan_placement(
-    config: MeshConfig, model: ModelConfig, *, batch_size: int, sequence_length: int
+    config: MeshConfig,
+    model: ModelConfig,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    names: tuple[str, str] = BATCH_NAMES,
 ) -> Placement:
     """The same for devices that need not be there: as many as the sizes of the mesh ask for.
 
@@ -123,5 +159,5 @@ def plan_placement(
         return Placement(model, None)
     kinds = (AxisType.Auto,) * len(MESH_AXES)
     mesh = AbstractMesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds)
-    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length)
+    check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length, names=names)
     return Placement(model, mesh)
