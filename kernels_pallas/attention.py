@@ -12,11 +12,13 @@ about 2 * batch * query_heads * head_dim * seq * (seq + block); bytes are domina
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend, expect, flash_attention
+from kernels_pallas import backend, expect, flash_attention, unseen
 
 _MIN_QUERY_BLOCK = 128
 _MAX_QUERY_BLOCKS = 16  # bounds the size of the compiled program for long sequences
@@ -48,26 +50,16 @@ def causal_attention(
       window: keys that a query sees, its own included; may be traced. None: all earlier keys.
       implementation: see `kernels_pallas.backend`; the kernels are those of `flash_attention`.
 
+    What is not finite reaches only the queries that see it, see `kernels_pallas.unseen`; limits out
+    of range are refused or, traced, brought into it as in `flash_attention`.
+
     Raises:
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
-    flash_attention.expect_fit("causal_attention", query, key, value, window)
-    if segment_ids is None and key_segment_ids is not None:
-        raise backend.KernelError("causal_attention: key_segment_ids are given, segment_ids not")
-    batch, seq = query.shape[:2]
-    key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
-    expect.shapes(
-        "causal_attention",
-        segment_ids=(segment_ids, (batch, seq)),
-        key_segment_ids=(key_segment_ids, key.shape[:2]),
-        query_offset=(query_offset, ()),
-    )
-    expect.integers(
-        "causal_attention",
-        segment_ids=segment_ids,
-        key_segment_ids=key_segment_ids,
-        query_offset=query_offset,
+    query, key, value = expect.floats("causal_attention", query=query, key=key, value=value)
+    segment_ids, key_segment_ids, query_offset, window = _fitting_limits(
+        query, key, value, segment_ids, key_segment_ids, query_offset, window
     )
     refusals = flash_attention.refusals(query, key, value)
     if backend.choose(implementation, "causal_attention", refusals) is not None:
@@ -80,26 +72,51 @@ def causal_attention(
             query_offset=0 if query_offset is None else query_offset,
             implementation="pallas",
         )[0]
-    return _in_blocks(query, key, value, segment_ids, key_segment_ids, query_offset, window)
+    finite = unseen.without_unfinite(query, key, value)
+    return _in_blocks(finite, segment_ids, key_segment_ids, query_offset, window)
+
+
+def _fitting_limits(
+    query: Array, key: Array, value: Array, segment_ids: Any, key_segment_ids: Any, *places: Any
+) -> tuple[Any, ...]:
+    """Segments of queries and keys, offset and window, found to fit and brought into range."""
+    segment_ids, key_segment_ids, query_offset, window = expect.integers(
+        "causal_attention",
+        segment_ids=segment_ids,
+        key_segment_ids=key_segment_ids,
+        query_offset=places[0],
+        window=places[1],
+    )
+    flash_attention.expect_fit("causal_attention", query, key, value, window)
+    if segment_ids is None and key_segment_ids is not None:
+        raise backend.KernelError("causal_attention: key_segment_ids are given, segment_ids not")
+    key_segment_ids = segment_ids if key_segment_ids is None else key_segment_ids
+    expect.shapes(
+        "causal_attention",
+        segment_ids=(segment_ids, query.shape[:2]),
+        key_segment_ids=(key_segment_ids, key.shape[:2]),
+        query_offset=(query_offset, ()),
+    )
+    limits = flash_attention.in_range("causal_attention", query, key, query_offset, window)
+    return segment_ids, key_segment_ids, *limits
 
 
 def _in_blocks(
-    query: Array,
-    key: Array,
-    value: Array,
+    finite: unseen.Finite,
     segment_ids: Array | None,
     key_segment_ids: Array | None,
     query_offset: Array | int | None,
     window: Array | int | None,
 ) -> Array:
     """The XLA form: blocks of queries, so that less lies above the diagonal and is computed."""
-    batch, seq, query_heads, head_dim = query.shape
+    key, value = finite.key, finite.value
+    batch, seq, query_heads, head_dim = finite.query.shape
     kv_heads = key.shape[2]
     # [batch, seq, query_heads, head_dim] -> [batch, seq, kv_heads, group, head_dim]
-    query = query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)
+    query = finite.query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)
     block = max(_MIN_QUERY_BLOCK, -(-seq // _MAX_QUERY_BLOCKS))
-    blocks = []
-    for start in range(0, seq, block):
+    blocks, spoiled = [], []
+    for start in range(0, max(seq, 1), block):
         stop = min(start + block, seq)
         keys = stop if query_offset is None else key.shape[1]
         first = start if query_offset is None else start + query_offset
@@ -113,9 +130,11 @@ def _in_blocks(
         blocks.append(
             _attend(query[:, start:stop], key[:, :keys], value[:, :keys], mask, head_dim**-0.5)
         )
-    attended = jnp.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+        bad_query, bad_key = finite.bad_query[:, start:stop], finite.bad_key[:, :keys]
+        spoiled.append(unseen.spoiled(mask, bad_query, bad_key))
     # [batch, seq, kv_heads, group, head_dim] -> [batch, seq, query_heads, head_dim]
-    return attended.reshape(batch, seq, query_heads, head_dim)
+    attended = jnp.concatenate(blocks, axis=1).reshape(batch, seq, query_heads, head_dim)
+    return jnp.where(jnp.concatenate(spoiled, axis=1)[..., None], jnp.nan, attended)
 
 
 def _attend(query: Array, key: Array, value: Array, mask: Array, scale: float) -> Array:

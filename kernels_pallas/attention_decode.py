@@ -8,6 +8,7 @@ Query head h reads KV head h // (query_heads / kv_heads). For generation: no gra
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -25,10 +26,11 @@ def definition(
     window: Int[Array, ""] | int | None = None,
 ) -> Float[Array, "batch queries query_heads head_dim"]:
     """All scores in float32: the specification, and the XLA form."""
-    batch, queries, _, head_dim = query.shape
+    batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     # [batch, queries, heads, head_dim] -> [batch, queries, kv_heads, group, head_dim]
-    grouped = query.astype(jnp.float32).reshape(batch, queries, kv_heads, -1, head_dim)
+    grouped = query.astype(jnp.float32)
+    grouped = grouped.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key.astype(jnp.float32)) * head_dim**-0.5
     position = lengths[:, None] - queries + jnp.arange(queries)[None]
     distance = position[:, :, None] - jnp.arange(keys)[None, None]
@@ -38,8 +40,8 @@ def definition(
     weights = jnp.where(visible, jnp.exp(scores - top), 0.0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = weights / jnp.where(total > 0, total, 1.0)
-    reached = (jnp.arange(keys)[None] < lengths[:, None])[:, :, None, None]
-    kept = jnp.where(reached, value.astype(jnp.float32), 0.0)  # what lies beyond may be NaN
+    seen = jnp.any(visible[:, 0, 0], axis=1)[:, :, None, None]
+    kept = jnp.where(seen, value.astype(jnp.float32), 0.0)  # what no query sees may be NaN
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, kept)
     return out.reshape(query.shape).astype(query.dtype)
 
@@ -57,23 +59,36 @@ def attention_decode(
 
     Args:
       query: the newest tokens' rotated, normalised queries.
-      key: cache of keys; places from a row's length on are not read.
+      key: cache of keys; what no query of its row sees, beyond the length or before the window,
+        is not read and may hold anything. What one query of a row sees must be finite, or it may
+        reach the others.
       value: cache of values.
-      lengths: keys of each row that count, the queries' own included; 0 gives an output of 0.
-      window: keys a query sees, its own included; may be traced. None: all.
+      lengths: keys of each row that count, the queries' own included, from 0 to all keys. A query
+        that stands before the first key (a length below the number of queries) gets 0.
+      window: keys a query sees, its own included, at least 1. None: all.
       implementation: see `kernels_pallas.backend`.
+
+    A length or window out of range is refused; a traced one counts as the nearest that is in range.
 
     Raises:
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
+    query, key, value = expect.floats("attention_decode", query=query, key=key, value=value)
+    lengths, window = expect.integers("attention_decode", lengths=lengths, window=window)
     expect_fit("attention_decode", query, key, value, window)
+    expect.axes("attention_decode", lengths=(lengths, "batch"))
     expect.shapes("attention_decode", lengths=(lengths, key.shape[:1]))
-    expect.integers("attention_decode", lengths=lengths)
+    keys = key.shape[1]
+    expect.within("attention_decode", lengths=(lengths, 0, keys), window=(window, 1, None))
+    lengths = jnp.clip(lengths, 0, keys)
+    window = jnp.maximum(window, 1) if isinstance(window, jax.Array) else window
     rows = query.shape[1] * query.shape[2] // key.shape[2]
     many = None if rows <= 128 else f"{rows} queries share a KV head, more than 128"
     reasons = [*refusals(query, key, value), many]
     target = backend.choose(implementation, "attention_decode", reasons)
+    if query.size == 0:
+        return jnp.zeros_like(query)
     if target is None:
         return definition(query, key, value, lengths, window=window)
     return gpu.forward(query, key, value, lengths, window, target=target)

@@ -140,12 +140,12 @@ def _device_target(operation: str) -> Target:
         )
     kind = jax.devices()[0].device_kind
     for name in table_names():
-        if kind in _table(name)["device_kinds"]:
+        if kind in device_kinds(name):
             return Target(name)
     raise KernelError(
         f"{operation}: no tuned table names the device kind {kind!r} (tables: "
-        f"{', '.join(table_names())}); make one with 'python -m kernels_pallas.tune' or use "
-        "implementation='xla'"
+        f"{', '.join(table_names())}); use implementation='xla' or, if its architecture is one of "
+        "theirs, begin a table with 'python -m kernels_pallas.tune --device-kind'; see its --help"
     )
 
 
@@ -159,10 +159,15 @@ def _table(name: str) -> dict[str, Any]:
     path = TABLES / f"{name}.json"
     if not path.exists():
         raise KernelError(
-            f"no tuned table {name!r} (tables: {', '.join(table_names())}); make one with "
-            "'python -m kernels_pallas.tune' or use implementation='xla'"
+            f"no tuned table {name!r} (tables: {', '.join(table_names())}); "
+            "use implementation='xla'"
         )
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def device_kinds(table: str) -> tuple[str, ...]:
+    """The devices that a table is for, as JAX names their kinds."""
+    return tuple(_table(table)["device_kinds"])
 
 
 def kernel_names(table: str) -> tuple[str, ...]:
@@ -196,10 +201,10 @@ def tiles(target: Target, kernel: str, size: int | None = None) -> Tiles:
     sized = {int(k.split(":")[1]): v for k, v in entries.items() if k.split(":")[0] == kernel}
     fitting = [s for s in sorted(sized) if size is not None and s >= size]
     if not fitting:
+        greatest = f" at size {size}, {max(sized)} is the most" if sized else ""
         raise KernelError(
-            f"{kernel}: the table {target.name!r} has no tiles for it"
-            f"{'' if size is None else f' at size {size}'}; make them with "
-            "'python -m kernels_pallas.tune' or use implementation='xla'"
+            f"{kernel}: the table {target.name!r} has no tiles for it{greatest}; "
+            "use implementation='xla'"
         )
     return Tiles.parse(sized[fitting[0]])
 

@@ -21,7 +21,7 @@ the grouped convolution is bound by compute and everything else by memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,15 +75,17 @@ def cca_mix(
 
     Returns:
       Queries, keys and values in the dtype of `query_key`. Convolution sums, means, norms and
-      RoPE are float32.
+      RoPE are float32. Nothing of a segment, finite or not, reaches the outputs of another or the
+      gradients of its streams; gradients of weights are sums over all tokens.
 
     Raises:
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
-    streams = (query_key, value_current, value_delayed)
-    cos, sin = jax.lax.stop_gradient((cos, sin))
-    expect_fit("cca_mix", streams, weights, cos, sin, segment_ids)
+    streams, weights, cos, sin, segment_ids = fitting(
+        "cca_mix", (query_key, value_current, value_delayed), weights, cos, sin, segment_ids
+    )
+    query_key = streams[0]
     refusals = gpu.refusals(*streams, weights)
     target = backend.choose(implementation, "cca_mix", refusals)
     if target is not None and query_key.size:
@@ -91,7 +93,32 @@ def cca_mix(
     return _mix_xla(*streams, weights, cos, sin, segment_ids)
 
 
-def expect_fit(
+Arguments = tuple[tuple[Array, Array, Array], CCAWeights, Array, Array, Array | None]
+
+
+def fitting(
+    operation: str,
+    streams: tuple[Any, Any, Any],
+    weights: CCAWeights,
+    cos: Any,
+    sin: Any,
+    segment_ids: Any,
+) -> Arguments:
+    """The arguments as JAX arrays, found to belong together; no gradient reaches the angles."""
+    names = ("query_key", "value_current", "value_delayed")
+    query_key, value_current, value_delayed = expect.floats(
+        operation, **dict(zip(names, streams, strict=True))
+    )
+    weights = CCAWeights(*expect.floats(operation, **weights._asdict()))
+    cos, sin = jax.lax.stop_gradient(tuple(expect.floats(operation, cos=cos, sin=sin)))
+    (segment_ids,) = expect.integers(operation, segment_ids=segment_ids)
+    _expect_fit(
+        operation, (query_key, value_current, value_delayed), weights, cos, sin, segment_ids
+    )
+    return (query_key, value_current, value_delayed), weights, cos, sin, segment_ids
+
+
+def _expect_fit(
     operation: str,
     streams: tuple[Array, Array, Array],
     weights: CCAWeights,
@@ -104,9 +131,14 @@ def expect_fit(
     expect.axes(
         operation,
         query_key=(query_key, "batch seq channels"),
+        value_current=(value_current, "batch seq half_value"),
+        value_delayed=(value_delayed, "batch seq half_value"),
         cos=(cos, "batch seq half_rotary"),
+        sin=(sin, "batch seq half_rotary"),
         depthwise=(weights.depthwise, "channels depthwise_width"),
+        depthwise_bias=(weights.depthwise_bias, "channels"),
         grouped=(weights.grouped, "channels head_dim grouped_width"),
+        grouped_bias=(weights.grouped_bias, "channels"),
         temperature=(weights.temperature, "kv_heads"),
     )
     channels, head_dim, _ = weights.grouped.shape
@@ -126,9 +158,13 @@ def expect_fit(
         sin=(sin, cos.shape),
         segment_ids=(segment_ids, tokens),
     )
-    expect.integers(operation, segment_ids=segment_ids)
-    group, ragged = divmod(channels, max(1, kv_heads * head_dim))
-    if kv_heads == 0 or ragged or group < 2:
+    group, ragged = divmod(channels, kv_heads * head_dim)
+    if kv_heads * head_dim % 2:
+        raise backend.KernelError(
+            f"{operation}: {kv_heads} key heads of {head_dim} channels are an odd number of value "
+            "channels, of which half are delayed; must be even"
+        )
+    if ragged or group < 2:
         raise backend.KernelError(
             f"{operation}: shapes do not fit together: {channels} channels are not whole groups of "
             f"query heads and {kv_heads} key heads of {head_dim} channels"
@@ -247,7 +283,9 @@ def _query_key_means(projected: Array, kv_heads: int) -> tuple[Array, Array]:
     batch, seq, heads, head_dim = projected.shape
     query_heads = heads - kv_heads
     # query heads [batch, seq, query_heads, head_dim] -> [batch, seq, kv_heads, group, head_dim]
-    query = projected[:, :, :query_heads].reshape(batch, seq, kv_heads, -1, head_dim)
+    query = projected[:, :, :query_heads].reshape(
+        batch, seq, kv_heads, query_heads // kv_heads, head_dim
+    )
     key = projected[:, :, query_heads:, None, :]
     mean_query = 0.5 * (query + key)
     mean_key = jnp.mean(mean_query, axis=3)

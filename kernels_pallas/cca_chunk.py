@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend, expect
-from kernels_pallas.cca import CCAWeights, cca_mix, expect_fit
+from kernels_pallas.cca import CCAWeights, cca_mix, fitting
 from kernels_pallas.gpu import cca_mix as gpu
 
 
@@ -51,9 +51,36 @@ def next_state(
     value_delayed: Float[Array, "batch seq half_value"],
     lengths: Int[Array, "batch"] | None = None,
 ) -> CCAState:
-    """The state after a chunk; `lengths` counts each row's real tokens (None: all)."""
-    batch, seq, _ = query_key.shape
+    """The state after a chunk; `lengths` counts each row's real tokens (None: all).
+
+    What stands beyond a row's length may hold anything. A length out of range is refused; a traced
+    one counts as the nearest that is in range.
+
+    Raises:
+      KernelError: for arrays that do not fit together.
+    """
+    query_key, value_delayed = expect.floats(
+        "next_state", query_key=query_key, value_delayed=value_delayed
+    )
+    state = _fitting_state("next_state", state)
+    (lengths,) = expect.integers("next_state", lengths=lengths)
+    expect.axes(
+        "next_state",
+        query_key=(query_key, "batch seq channels"),
+        value_delayed=(value_delayed, "batch seq half_value"),
+    )
+    batch, seq, channels = query_key.shape
+    half_value = value_delayed.shape[2]
     reach = state.query_key.shape[1]
+    expect.shapes(
+        "next_state",
+        value_delayed=(value_delayed, (batch, seq, half_value)),
+        state_query_key=(state.query_key, (batch, reach, channels)),
+        state_value_delayed=(state.value_delayed, (batch, half_value)),
+        lengths=(lengths, (batch,)),
+    )
+    expect.within("next_state", lengths=(lengths, 0, seq))
+    lengths = None if lengths is None else jnp.clip(lengths, 0, seq)
     count = jnp.full((batch,), seq, jnp.int32) if lengths is None else lengths
     rows = jnp.concatenate([state.query_key, query_key], axis=1)
     values = jnp.concatenate([state.value_delayed[:, None], value_delayed], axis=1)
@@ -63,6 +90,14 @@ def next_state(
         jnp.take_along_axis(rows, place[:, :, None], axis=1),
         jnp.take_along_axis(values, count[:, None, None], axis=1)[:, 0],
     )
+
+
+def _fitting_state(operation: str, state: CCAState) -> CCAState:
+    names = [f"state_{name}" for name in CCAState._fields]
+    arrays = expect.floats(operation, **dict(zip(names, state, strict=True)))
+    kinds = zip(arrays, ("batch reach channels", "batch half_value"), strict=True)
+    expect.axes(operation, **dict(zip(names, kinds, strict=True)))
+    return CCAState(*arrays)
 
 
 def cca_mix_chunk(
@@ -85,8 +120,11 @@ def cca_mix_chunk(
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
-    streams = (query_key, value_current, value_delayed)
-    expect_fit("cca_mix_chunk", streams, weights, cos, sin, segment_ids)
+    streams, weights, cos, sin, segment_ids = fitting(
+        "cca_mix_chunk", (query_key, value_current, value_delayed), weights, cos, sin, segment_ids
+    )
+    query_key, value_current, value_delayed = streams
+    state = _fitting_state("cca_mix_chunk", state)
     fresh = jax.eval_shape(lambda: fresh_state(query_key.shape[0], weights, query_key.dtype))
     expect.shapes(
         "cca_mix_chunk",

@@ -55,10 +55,11 @@ def definition(
     z_loss_weight: float = 0.0,
 ) -> LinearCrossEntropy:
     """The same sums from all logits at once: the specification, for tests and small inputs."""
+    used = token_weights != 0
+    hidden = jnp.where(used[:, None], hidden, 0)
     logits = hidden.astype(jnp.float32) @ weight.astype(jnp.float32).T
     logits = logits if bias is None else logits + bias.astype(jnp.float32)[None, :]
     log_sum = jax.nn.logsumexp(logits, axis=1)
-    used = token_weights != 0
     column = _target_column(targets, used, weight.shape[0])
     target_logit = jnp.take_along_axis(logits, column, axis=1, mode="fill")[:, 0]
     z_loss = z_loss_weight * log_sum**2
@@ -91,9 +92,9 @@ def linear_cross_entropy(
         float32 and returned in its own dtype.
       bias: one value per vocabulary entry, or None.
       targets: token ids. Ids outside ``0..vocab-1`` may stand where the weight is 0 (say -100);
-        anywhere else they make the loss NaN.
+        anywhere else they are refused, or make the loss NaN where they or the weights are traced.
       token_weights: float32 weight of each token in the sums; differentiable. A token of weight 0
-        is ignored, in its own gradient too.
+        is ignored, in its own gradient too; its state may hold anything, NaN as well.
       z_loss_weight: factor of the squared log-partition in each token's loss; a Python number.
       chunk_size: most tokens whose logits exist at once. The sums do not depend on it beyond
         rounding. The Pallas form has tiles instead.
@@ -111,11 +112,21 @@ def linear_cross_entropy(
         raise backend.KernelError(
             f"linear_cross_entropy: chunk_size = {chunk_size}: must be at least 1"
         )
+    hidden, weight, bias, token_weights = expect.floats(
+        "linear_cross_entropy", hidden=hidden, weight=weight, bias=bias, token_weights=token_weights
+    )
+    (targets,) = expect.integers("linear_cross_entropy", targets=targets)
     head_statistics.expect_fit("linear_cross_entropy", hidden, weight, bias, targets)
+    expect.axes("linear_cross_entropy", token_weights=(token_weights, "tokens"))
     expect.shapes("linear_cross_entropy", token_weights=(token_weights, hidden.shape[:1]))
+    counted, ids = expect.known(token_weights), expect.known(targets)
+    if counted is not None and ids is not None:
+        last = weight.shape[0] - 1
+        expect.within("linear_cross_entropy", targets=(ids[counted != 0], 0, last))
     refusals = head_statistics.refusals(hidden, weight)
     target = backend.choose(implementation, "linear_cross_entropy", refusals)
-    if target is not None:
+    hidden = jnp.where((token_weights != 0)[:, None], hidden, 0)
+    if target is not None and hidden.size:  # of no tokens there is nothing to run a kernel for
         found = head_statistics.head_statistics(target, hidden, weight, bias, targets)
         return _sums(found, token_weights, float(z_loss_weight))
     return _fused(float(z_loss_weight), chunk_size, hidden, weight, bias, targets, token_weights)

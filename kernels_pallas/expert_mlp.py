@@ -62,7 +62,9 @@ def expert_mlp(
 
     Args:
       x: tokens, float32 or bfloat16.
-      class_index: int32 in ``0..experts``; ``experts`` is the skip class, whose output is 0.
+      class_index: int32 in ``0..experts``; ``experts`` is the skip class, whose output is 0. Others
+        are refused, or count as the skip class where they are traced. Skipped tokens may hold
+        anything, NaN as well: no other output or gradient depends on them.
       gate: float32 factor of each token's output (the router's probability), differentiable.
       gate_up: rows ``0..width-1`` make the gate, the rest the up branch. Weights of another dtype
         than ``x`` are cast for the products; their gradients return in their own dtype.
@@ -80,32 +82,55 @@ def expert_mlp(
       KernelError: for arrays that do not fit together, an unknown form, and where the Pallas form
         is asked for, or due, and cannot run.
     """
+    x, gate, gate_up, down = expect.floats("expert_mlp", x=x, gate=gate, gate_up=gate_up, down=down)
+    (class_index,) = expect.integers("expert_mlp", class_index=class_index)
     _check(x, class_index, gate, gate_up, down)
+    form = _form(x, gate_up, down, dispatch, implementation)
+    experts = down.shape[0]
+    real = (class_index >= 0) & (class_index < experts)
+    class_index, gate = jnp.where(real, class_index, experts), jnp.where(real, gate, 0)
+    if isinstance(form, backend.Target) and x.shape[0]:
+        return expert_matmul.expert_matmul(form, x, class_index, gate, gate_up, down)
+    grouped = _bucketed if form == "bucketed" else _ragged
+    run = _dense if form == "dense" or x.shape[0] == 0 else grouped
+    # Kernels do not read skipped tokens; products of whole blocks do, so there they are zeros.
+    x = jnp.where(real[:, None], x, 0)
+    return jnp.where(real[:, None], run(x, class_index, gate, gate_up, down), 0)
+
+
+def _form(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, dispatch: object, implementation: object
+) -> object:
+    """The target of the kernels, or the name of the form without kernels."""
     if dispatch == "dense":
         # The definition is chosen by its name, so "auto" has nothing left to choose.
         form = "xla" if implementation == "auto" else implementation
         backend.choose(form, "expert_mlp", ["dispatch='dense' has no kernel, 'grouped' has"])
-        return _dense(x, class_index, gate, gate_up, down)
+        return "dense"
     if dispatch != "grouped":
         raise backend.KernelError(
             f"expert_mlp: dispatch = {dispatch!r}: must be 'dense' or 'grouped'"
         )
     refusals = expert_matmul.refusals(x, gate_up, down)
     target = backend.choose(implementation, "expert_mlp", refusals, ("bucketed", "ragged_dot"))
-    if x.shape[0] == 0:
-        return jnp.zeros_like(x)
     if target is not None:
-        return expert_matmul.expert_matmul(target, x, class_index, gate, gate_up, down)
+        return target
     if implementation in ("auto", "xla"):
-        implementation = "bucketed" if jax.default_backend() == "cpu" else "ragged_dot"
-    grouped = _bucketed if implementation == "bucketed" else _ragged
-    return grouped(x, class_index, gate, gate_up, down)
+        return "bucketed" if jax.default_backend() == "cpu" else "ragged_dot"
+    return implementation
 
 
 def _check(
     x: jax.Array, class_index: jax.Array, gate: jax.Array, gate_up: jax.Array, down: jax.Array
 ) -> None:
-    expect.axes("expert_mlp", x=(x, "tokens hidden"), down=(down, "experts hidden width"))
+    expect.axes(
+        "expert_mlp",
+        x=(x, "tokens hidden"),
+        class_index=(class_index, "tokens"),
+        gate=(gate, "tokens"),
+        gate_up=(gate_up, "experts twice_width hidden"),
+        down=(down, "experts hidden width"),
+    )
     experts, hidden, width = down.shape
     tokens = x.shape[0]
     expect.shapes(
@@ -115,7 +140,7 @@ def _check(
         gate=(gate, (tokens,)),
         gate_up=(gate_up, (experts, 2 * width, hidden)),
     )
-    expect.integers("expert_mlp", class_index=class_index)
+    expect.within("expert_mlp", class_index=(class_index, 0, experts))
 
 
 def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:
@@ -223,6 +248,7 @@ def _bucketed(
 def _bucketed_forward(
     x: jax.Array, class_index: jax.Array, gate: jax.Array, gate_up: jax.Array, down: jax.Array
 ) -> tuple[jax.Array, tuple]:
+    gate_up, down = jnp.asarray(gate_up), jnp.asarray(down)  # NumPy's come here when differentiated
     tokens, hidden = x.shape
     num_experts, _, width = down.shape
     groups = group_tokens_by_load(class_index, num_experts)
@@ -242,13 +268,12 @@ def _bucketed_forward(
     y_all = jnp.zeros((padded, hidden), jnp.float32)
     gu_all = jnp.zeros((padded, 2 * width), jnp.float32)
     y_all, gu_all = _for_each_expert(groups, buckets, body, (y_all, gu_all))
-    out = gate[:, None] * _take(y_all, groups.place_of)
-    out = jnp.where((class_index < num_experts)[:, None], out, 0.0).astype(x.dtype)
-    return out, (x, class_index, gate, gate_up, down, groups, gu_all)
+    out = (gate[:, None] * _take(y_all, groups.place_of)).astype(x.dtype)
+    return out, (x, gate, gate_up, down, groups, gu_all)
 
 
 def _bucketed_backward(residuals: tuple, cotangent: jax.Array) -> tuple:
-    x, class_index, gate, gate_up, down, groups, gu_all = residuals
+    x, gate, gate_up, down, groups, gu_all = residuals
     tokens = x.shape[0]
     token_at = jnp.pad(groups.token_at, (0, gu_all.shape[0] - tokens))
 
@@ -282,9 +307,8 @@ def _bucketed_backward(residuals: tuple, cotangent: jax.Array) -> tuple:
     carry = (dx_all, jnp.zeros(padded, jnp.float32), jnp.zeros_like(gate_up), jnp.zeros_like(down))
     buckets = row_buckets(tokens, down.shape[0])
     dx, dgate, dgate_up, ddown = _for_each_expert(groups, buckets, body, carry)
-    real = class_index < down.shape[0]
-    dx = jnp.where(real[:, None], _take(dx, groups.place_of), 0.0).astype(x.dtype)
-    dgate = jnp.where(real, _take(dgate, groups.place_of), 0.0).astype(gate.dtype)
+    dx = _take(dx, groups.place_of).astype(x.dtype)
+    dgate = _take(dgate, groups.place_of).astype(gate.dtype)
     return dx, None, dgate, dgate_up, ddown
 
 

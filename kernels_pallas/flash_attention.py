@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import backend, expect
+from kernels_pallas import backend, expect, unseen
 from kernels_pallas.gpu import attention as gpu
 from kernels_pallas.gpu import attention_backward as gpu_backward
 
@@ -38,8 +38,12 @@ def definition(
     """All scores at once, float32: the specification, and the XLA form."""
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
+    dtype, finite = query.dtype, unseen.without_unfinite(query, key, value)
+    query, key, value = finite.query, finite.key, finite.value
     # [batch, queries, heads, head_dim] -> [batch, queries, kv_heads, group, head_dim]
-    grouped = query.astype(jnp.float32).reshape(batch, queries, kv_heads, -1, head_dim)
+    grouped = query.astype(jnp.float32).reshape(
+        batch, queries, kv_heads, heads // kv_heads, head_dim
+    )
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key.astype(jnp.float32)) * head_dim**-0.5
     offset = jnp.broadcast_to(jnp.asarray(query_offset), (batch,))
     position = offset[:, None, None] + jnp.arange(queries)[None, :, None]
@@ -53,9 +57,10 @@ def definition(
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", jnp.exp(scores - lse[..., None]), value)
+    spoiled = unseen.spoiled(visible, finite.bad_query, finite.bad_key)
     return (
-        out.reshape(query.shape).astype(query.dtype),
-        lse.reshape(batch, heads, queries),
+        jnp.where(spoiled[..., None], jnp.nan, out.reshape(query.shape)).astype(dtype),
+        jnp.where(spoiled.swapaxes(1, 2), jnp.nan, lse.reshape(batch, heads, queries)),
     )
 
 
@@ -76,14 +81,22 @@ def flash_attention(
       key: keys, the queries' own included: keys >= query_offset + queries.
       value: values.
       segment_ids: of the keys; equal ids stand together. None: one segment per row.
-      window: keys a query sees, its own included; may be traced. None: all earlier ones.
-      query_offset: position of the first query among the keys, also one per row.
+      window: keys a query sees, its own included, at least 1. None: all earlier ones.
+      query_offset: position of the first query among the keys, also one per row; from 0 to
+        keys - queries.
       implementation: see `kernels_pallas.backend`.
+
+    What is not finite reaches only the queries that see it, see `kernels_pallas.unseen`. A window
+    or offset out of range is refused; a traced one counts as the nearest that is in range.
 
     Raises:
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
+    query, key, value = expect.floats("flash_attention", query=query, key=key, value=value)
+    segment_ids, window, query_offset = expect.integers(
+        "flash_attention", segment_ids=segment_ids, window=window, query_offset=query_offset
+    )
     expect_fit("flash_attention", query, key, value, window)
     rows = jnp.shape(query_offset) and query.shape[:1]
     expect.shapes(
@@ -91,17 +104,15 @@ def flash_attention(
         segment_ids=(segment_ids, key.shape[:2]),
         query_offset=(query_offset, rows),
     )
-    expect.integers("flash_attention", segment_ids=segment_ids, query_offset=query_offset)
+    offset, window = in_range("flash_attention", query, key, query_offset, window)
     target = backend.choose(implementation, "flash_attention", refusals(query, key, value))
     limits: dict[str, Any] = {
         "segment_ids": segment_ids,
         "window": window,
-        "query_offset": query_offset,
+        "query_offset": offset,
     }
-    if target is None:
+    if target is None or query.size == 0:  # of no queries there is nothing to run a kernel for
         return definition(query, key, value, **limits)
-    if query.size == 0:
-        return query, jnp.zeros((query.shape[0], query.shape[2], query.shape[1]), jnp.float32)
     bounds = gpu.bounds(query.shape[0], query.shape[1], key.shape[1], **limits)
     return attend(target, query, key, value, bounds)
 
@@ -119,8 +130,7 @@ def expect_fit(operation: str, query: Array, key: Array, value: Array, window: o
         value=(value, key.shape),
         window=(window, ()),
     )
-    expect.integers(operation, window=window)
-    if kv_heads == 0 or heads % kv_heads:
+    if heads % kv_heads:
         raise backend.KernelError(
             f"{operation}: shapes do not fit together: {heads} query heads are not a multiple of "
             f"{kv_heads} KV heads"
@@ -130,6 +140,21 @@ def expect_fit(operation: str, query: Array, key: Array, value: Array, window: o
             f"{operation}: shapes do not fit together: {queries} queries are more than "
             f"the {keys} keys, which hold the queries' own"
         )
+
+
+def in_range(
+    operation: str,
+    query: Array,
+    key: Array,
+    query_offset: Array | int | None,
+    window: Array | int | None,
+) -> tuple[Array | int | None, Array | int | None]:
+    """Offset and window, refused out of range where they are known and moved into it elsewhere."""
+    most = key.shape[1] - query.shape[1]
+    expect.within(operation, query_offset=(query_offset, 0, most), window=(window, 1, None))
+    if isinstance(query_offset, jax.Array):
+        query_offset = jnp.clip(query_offset, 0, most)
+    return query_offset, jnp.maximum(window, 1) if isinstance(window, jax.Array) else window
 
 
 def refusals(query: Array, key: Array, value: Array) -> list[str | None]:
@@ -149,6 +174,9 @@ def attend(
     target: backend.Target, query: Array, key: Array, value: Array, bounds: gpu.Bounds
 ) -> tuple[Array, Array]:
     """The Pallas form, for callers that have chosen it."""
+    # A key of NaN makes the score of all who see it NaN; hidden scores are replaced, never added.
+    bad = unseen.unfinite_keys(key, value)[..., None, None]
+    key, value = jnp.where(bad, jnp.nan, key), jnp.where(bad, 0, value)
     return gpu.forward(query, key, value, bounds, target=target)
 
 
@@ -160,7 +188,20 @@ def _forward(
 
 
 def _backward(target: backend.Target, saved: tuple, cotangents: tuple) -> tuple:
-    return (*gpu_backward.backward(*saved, *cotangents, target=target), None)
+    query, key, value, bounds, out, lse = saved
+    dout, dlse = cotangents
+    # Outputs that are no numbers get probabilities of zero, and finite arrays to multiply with.
+    spoiled = ~jnp.isfinite(lse)  # [batch, heads, queries]
+    rows = spoiled.swapaxes(1, 2)[..., None]
+    query, out, dout = (jnp.where(rows, 0, a) for a in (query, out, dout))
+    bad = unseen.unfinite_keys(key, value)[..., None, None]
+    key, value = jnp.where(bad, 0, key), jnp.where(bad, 0, value)
+    lse, dlse = jnp.where(spoiled, _NEVER, lse), jnp.where(spoiled, 0, dlse)
+    saved = (query, key, value, bounds, out, lse)
+    return (*gpu_backward.backward(*saved, dout, dlse, target=target), None)
+
+
+_NEVER = 1e30  # a log-sum-exp beside which every score's probability is zero
 
 
 attend.defvjp(_forward, _backward)

@@ -32,7 +32,12 @@ def expect_fit(
     operation: str, hidden: Array, weight: Array, bias: Array | None, targets: Array
 ) -> None:
     """Refuse a head and targets that do not belong to the states."""
-    expect.axes(operation, hidden=(hidden, "tokens hidden"), weight=(weight, "vocab hidden"))
+    expect.axes(
+        operation,
+        hidden=(hidden, "tokens hidden"),
+        weight=(weight, "vocab hidden"),
+        targets=(targets, "tokens"),
+    )
     vocab = weight.shape[0]
     expect.shapes(
         operation,
@@ -40,7 +45,6 @@ def expect_fit(
         bias=(bias, (vocab,)),
         targets=(targets, hidden.shape[:1]),
     )
-    expect.integers(operation, targets=targets)
 
 
 def definition(
@@ -67,21 +71,30 @@ def token_log_probabilities(
     *,
     implementation: backend.Implementation = "auto",
 ) -> Float[Array, " tokens"]:
-    """Log-probability of each target, float32, differentiable; NaN for ids outside the vocabulary.
+    """Log-probability of each target, float32, differentiable.
 
-    The XLA form is `definition`, which holds all logits.
+    Ids outside the vocabulary are refused, or NaN where they are traced. A token whose state is not
+    finite gets NaN and passes no gradient back; those of the others do not depend on it. The XLA
+    form is `definition`, which holds all logits.
 
     Raises:
       KernelError: for arrays that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
+    hidden, weight, bias = expect.floats(
+        "token_log_probabilities", hidden=hidden, weight=weight, bias=bias
+    )
+    (targets,) = expect.integers("token_log_probabilities", targets=targets)
     expect_fit("token_log_probabilities", hidden, weight, bias, targets)
+    expect.within("token_log_probabilities", targets=(targets, 0, weight.shape[0] - 1))
     target = backend.choose(implementation, "token_log_probabilities", refusals(hidden, weight))
-    if target is None:
+    finite = jnp.all(jnp.isfinite(hidden), axis=1)
+    hidden = jnp.where(finite[:, None], hidden, 0)
+    if target is None or hidden.size == 0:  # of no tokens there is nothing to run a kernel for
         found = definition(hidden, weight, bias, targets)
     else:
         found = head_statistics(target, hidden, weight, bias, targets)
-    return found.target - found.log_sum
+    return jnp.where(finite, found.target - found.log_sum, jnp.nan)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -89,8 +102,6 @@ def head_statistics(
     target: backend.Target, hidden: Array, weight: Array, bias: Array | None, targets: Array
 ) -> Statistics:
     """The Pallas form, for callers that have chosen it; the weight is cast to hidden's dtype."""
-    if hidden.shape[0] == 0:
-        return Statistics(*(jnp.zeros((0,), jnp.float32),) * 3)
     return gpu.statistics(hidden, weight.astype(hidden.dtype), bias, targets, target=target)
 
 

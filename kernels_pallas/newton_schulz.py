@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from kernels_pallas import backend
+from kernels_pallas import backend, expect
 from kernels_pallas.gpu import newton_schulz as gpu
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -48,16 +48,20 @@ def newton_schulz(
 ) -> Float[Array, "batch rows columns"]:
     """The orthogonalised matrices in their own dtype; products in `dtype`, summed in float32.
 
+    A matrix that is not finite becomes NaN, the others of the batch do not depend on it.
+
     Raises:
       KernelError: where the Pallas form is asked for, or due, and cannot run.
     """
-    if matrices.ndim != 3:
-        raise backend.KernelError(
-            f"newton_schulz: matrices are {matrices.shape}, must be [batch, rows, columns]"
-        )
+    (matrices,) = expect.floats("newton_schulz", matrices=matrices)
+    expect.axes("newton_schulz", matrices=(matrices, "batch rows columns"))
+    expect.integers("newton_schulz", steps=steps)
+    expect.within("newton_schulz", steps=(steps, 0, None))
     known = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     refusal = None if known else f"dtype = {jnp.dtype(dtype)}, not float32 or bfloat16"
     target = backend.choose(implementation, "newton_schulz", [refusal])
+    if matrices.size == 0:
+        return matrices
     if target is None:
         return definition(matrices, steps=steps, dtype=dtype)
     a, b, c = COEFFICIENTS

@@ -27,7 +27,14 @@ def rms_norm(
     *,
     epsilon: float,
 ) -> Float[Array, "*batch channels"]:
-    """RMSNorm over the last axis; computed and returned in float32 whatever the input's dtype."""
+    """RMSNorm over the last axis; computed and returned in float32 whatever the input's dtype.
+
+    Raises:
+      KernelError: for shapes that do not fit together.
+    """
+    x, weight = expect.floats("rms_norm", x=x, weight=weight)
+    expect.axes("rms_norm", weight=(weight, "channels"))
+    expect.shapes("rms_norm", x=(x, (*x.shape[:-1], weight.shape[0])))
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(mean_square + epsilon) * _per_channel(weight, x)
@@ -42,7 +49,21 @@ def scaled_residual(
     residual_bias: Float[Array, "channels"],
     residual_scale: Float[Array, "channels"],
 ) -> Float[Array, "*batch channels"]:
-    """The residual stream after a block, float32. `hidden` is the block's output."""
+    """The residual stream after a block, float32. `hidden` is the block's output.
+
+    Raises:
+      KernelError: for shapes that do not fit together.
+    """
+    hidden, residual, *vectors = _arrays(
+        "scaled_residual",
+        hidden,
+        residual,
+        hidden_bias=hidden_bias,
+        hidden_scale=hidden_scale,
+        residual_bias=residual_bias,
+        residual_scale=residual_scale,
+    )
+    hidden_bias, hidden_scale, residual_bias, residual_scale = vectors
     hidden = hidden.astype(jnp.float32)
     residual = residual.astype(jnp.float32)
     scaled_hidden = (hidden + _per_channel(hidden_bias, hidden)) * _per_channel(
@@ -69,17 +90,16 @@ def scaled_residual_norm(
 ) -> tuple[Float[Array, "*batch channels"], Float[Array, "*batch channels"]]:
     """`scaled_residual`, float32, and its `rms_norm` cast to `norm_dtype`.
 
+    Rows do not depend on each other. Gradients of the vectors are sums over all rows, so a row that
+    is not finite reaches them, in both forms.
+
     Raises:
       KernelError: for shapes that do not fit together, and where the Pallas form is asked for, or
         due, and cannot run.
     """
-    channels = hidden.shape[-1]
-    vectors = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
-    expect.shapes(
-        "scaled_residual_norm",
-        residual=(residual, hidden.shape),
-        **{name: (vector, (channels,)) for name, vector in vectors._asdict().items()},
-    )
+    given = gpu.Vectors(hidden_bias, hidden_scale, residual_bias, residual_scale, norm_weight)
+    hidden, residual, *arrays = _arrays("scaled_residual_norm", hidden, residual, **given._asdict())
+    channels, vectors = hidden.shape[-1], gpu.Vectors(*arrays)
     refusals = [
         f"channels = {channels} is more than {_MOST_CHANNELS}"
         if channels > _MOST_CHANNELS
@@ -89,7 +109,7 @@ def scaled_residual_norm(
     target = backend.choose(implementation, "scaled_residual_norm", refusals)
     if target is None:
         stream = scaled_residual(hidden, residual, **_without_norm(vectors))
-        return stream, rms_norm(stream, norm_weight, epsilon=epsilon).astype(norm_dtype)
+        return stream, rms_norm(stream, vectors.norm_weight, epsilon=epsilon).astype(norm_dtype)
     if hidden.size == 0:
         return jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(hidden.shape, norm_dtype)
     flat = (-1, channels)  # [*batch, channels] -> [rows, channels]
@@ -102,6 +122,25 @@ def scaled_residual_norm(
         gpu.Vectors(*(v.astype(jnp.float32) for v in vectors)),
     )
     return stream.reshape(hidden.shape), norm.reshape(hidden.shape)
+
+
+def _arrays(operation: str, hidden: Any, residual: Any, **vectors: Any) -> list[Array]:
+    """Both branches and the vectors as JAX arrays, found to fit together."""
+    names = ("hidden", "residual", *vectors)
+    arrays = expect.floats(operation, hidden=hidden, residual=residual, **vectors)
+    present = dict(zip(names[2:], arrays[2:], strict=True))
+    expect.axes(operation, **{name: (vector, "channels") for name, vector in present.items()})
+    leading = "rows " * (jnp.ndim(arrays[0]) - 1) if arrays[0] is not None else ""
+    expect.axes(
+        operation, **{n: (a, f"{leading}channels") for n, a in zip(names, arrays[:2], strict=False)}
+    )
+    channels = arrays[0].shape[-1]
+    expect.shapes(
+        operation,
+        residual=(arrays[1], arrays[0].shape),
+        **{name: (vector, (channels,)) for name, vector in present.items()},
+    )
+    return arrays
 
 
 _MOST_CHANNELS = 8192  # a whole row is held in registers

@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import jax
@@ -179,13 +180,23 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+def exit_with_status(command: Callable[[], int]) -> NoReturn:
+    """Exits with the command's status: 1, with one line, for errors that the user can mend."""
     try:
-        sys.exit(run(_parser().parse_args(arguments)))
+        status = command()
+        sys.stdout.flush()
     except KernelError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        status = 1
+    except BrokenPipeError:  # who reads has seen enough, but not everything was checked
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    exit_with_status(lambda: run(_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
     python -m kernels_pallas.tune --target mi300x --only cca            # no GPU: by resources
     python -m kernels_pallas.tune --target h200 --time --only experts   # on that GPU: by time
+    python -m kernels_pallas.tune --target h200 --table h100 --device-kind "NVIDIA H100 80GB HBM3"
 
 Without ``--time`` candidates are compiled offline and the largest tiles that keep every limit win:
 most products a load, with at least two waves on a SIMD. With ``--time`` those that keep the limits
 are run on the GPU with fresh random data (experts with skewed routing) and the fastest wins.
-Nothing is tuned while a program is traced; programs only read ``tuned/<target>.json``.
+Nothing is tuned while a program is traced; programs only read ``tuned/<table>.json``.
+
+Another device of a target's architecture gets a table of its own, which begins as a copy of the
+target's. Other architectures have no table and no limits here; there programs take the XLA forms.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ import argparse
 import functools
 import json
 import math
+import re
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +37,7 @@ from kernels_pallas.backend import (
     Target,
     Tiles,
     compile_for,
+    device_kinds,
     forget_tables,
     table_names,
     tiles,
@@ -122,20 +128,20 @@ def seconds(case: Case, target: Target) -> float:
     return statistics.median(times)
 
 
-def best(case: Case, name: str, kernel: str, *, timed: bool) -> Tiles:
-    """The best candidate for one kernel.
+def best(case: Case, machine: str, table: str, kernel: str, *, timed: bool) -> Tiles:
+    """The best candidate for one kernel, by the limits of a machine, around the table's entry.
 
     Raises:
       KernelError: when none keeps the limits.
     """
-    plan = tiles(Target(name), kernel, HEAD_DIM)
+    plan = tiles(Target(table), kernel, HEAD_DIM)
     fitting = []
     for candidate in candidates(plan):
-        target = Target(name, overrides=((kernel, candidate),))
+        target = Target(machine, overrides=((kernel, candidate),))
         if keeps_limits(case, target, kernel):
             fitting.append((seconds(case, target) if timed else -area(candidate), candidate))
     if not fitting:
-        raise KernelError(f"{kernel} on {name}: no candidate keeps the limits")
+        raise KernelError(f"{kernel} on {machine}: no candidate keeps the limits")
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
@@ -151,6 +157,10 @@ def write(name: str, kernel: str, plan: Tiles, made_by: str) -> None:
     table["tiles"][key] = entry
     # What the table says of its other entries stays true; this entry gets a line of its own.
     table["retuned"] = {**table.get("retuned", {}), key: made_by}
+    _save(path, table)
+
+
+def _save(path: Path, table: dict[str, Any]) -> None:
     rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table["tiles"].items())
     head = "".join(f" {json.dumps(k)}: {json.dumps(table[k])},\n" for k in table if k != "tiles")
     unfinished = path.with_suffix(".json.tmp")
@@ -159,42 +169,83 @@ def write(name: str, kernel: str, plan: Tiles, made_by: str) -> None:
     forget_tables()
 
 
-def run(options: argparse.Namespace) -> None:
-    """Tune what was asked for and print it."""
-    machine_code.triton_version()
-    if options.target not in table_names():
-        raise KernelError(f"no table {options.target!r} to start from in {TABLES}")
-    if options.time and jax.default_backend() not in ("gpu", "cuda", "rocm"):
+def begin_table(name: str, device_kind: str, target: str) -> None:
+    """Write a new table for a kind of device, with the tiles of a target of its architecture.
+
+    Raises:
+      KernelError: for a name that is no file name, or a table or device kind that exists.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise KernelError(f"--table {name!r}: must be of small letters, digits and _")
+    for known in table_names():
+        if known == name or device_kind in device_kinds(known):
+            kinds = ", ".join(device_kinds(known)) or "no device"
+            raise KernelError(f"the table {known!r} exists, for {kinds}: tune it with --table")
+    table = json.loads((TABLES / f"{target}.json").read_text(encoding="utf-8"))
+    made_by = f"a copy of {target}, of the same architecture"
+    kept = {"device_kinds": [device_kind], "made_by": made_by, "tiles": table["tiles"]}
+    _save(TABLES / f"{name}.json", kept)
+    print(f"{name}: {made_by}, for {device_kind}", flush=True)
+
+
+def _check_device(table: str, device_kind: str | None) -> None:
+    """Refuse to time on another device than the table's."""
+    if jax.default_backend() not in ("gpu", "cuda", "rocm"):
         raise KernelError(
             f"--time needs the GPU, the default backend is {jax.default_backend()!r}; "
             "without --time tiles are chosen by resources"
         )
+    here = jax.devices()[0].device_kind
+    wanted = [device_kind] if device_kind else device_kinds(table)
+    if here not in wanted:
+        raise KernelError(
+            f"--time: this machine's GPU is {here!r}, the table {table!r} is for "
+            f"{', '.join(wanted) or 'no device'}; without --time tiles are chosen by resources"
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Tune what was asked for and print it."""
+    machine_code.triton_version()
+    table = options.table or options.target
+    if options.target not in table_names():
+        raise KernelError(f"no table {options.target!r} to start from in {TABLES}")
+    if table not in table_names() and not options.device_kind:
+        raise KernelError(
+            f"no table {table!r} (tables: {', '.join(table_names())}); "
+            "--device-kind begins it, with the device_kind that jax.devices() shows"
+        )
+    if options.time:
+        _check_device(table, options.device_kind)
+    if options.device_kind and options.dry_run:
+        raise KernelError("--dry-run writes nothing, --device-kind begins a table; leave one out")
+    if options.device_kind:
+        begin_table(table, options.device_kind, options.target)
     chosen = [case for case in cases() if options.only in (None, case.operation)]
     how = "timed on the device" if options.time else "chosen by resources, not timed on a device"
     for case in chosen:
         if not case.products:
             print(f"{case.operation}: nothing is chosen: no product, its tiles stay as they are")
         for kernel in case.products:
-            plan = best(case, options.target, kernel, timed=options.time)
+            plan = best(case, options.target, table, kernel, timed=options.time)
             print(f"{kernel}: {dict(plan.sizes)}, {plan.num_warps} warps", flush=True)
             if not options.dry_run:
-                write(options.target, kernel, plan, f"python -m kernels_pallas.tune: {how}")
+                write(table, kernel, plan, f"python -m kernels_pallas.tune: {how}")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = offline_compile.LineParser(prog="python -m kernels_pallas.tune", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--target", choices=tuple(MACHINES), required=True)
+    parser.add_argument("--target", choices=tuple(MACHINES), required=True, help="limits")
+    parser.add_argument("--table", metavar="NAME", help="to write; default: the target's")
+    parser.add_argument("--device-kind", metavar="KIND", help="begin that table, for this device")
     operations = tuple(case.operation for case in cases())
     parser.add_argument("--only", choices=operations, help="one operation only")
     parser.add_argument("--time", action="store_true", help="run the candidates on this GPU")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
-    try:
-        run(parser.parse_args(arguments))
-    except KernelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    offline_compile.exit_with_status(lambda: run(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -133,6 +133,8 @@ def prepare(
     if state is not None:
         start = jnp.where(start == 0, -max(reach, 1), start)
     keeps_state = state is not None and reach > 0
+    if cos.shape[2] == 0:  # nothing turns: a rotation by no angle
+        cos, sin = (jnp.full((batch, seq, 1), value, jnp.float32) for value in (1.0, 0.0))
     return Inputs(
         query_key=query_key,
         value_current=value_current,
@@ -142,9 +144,11 @@ def prepare(
         grouped=weights.grouped,
         grouped_bias=weights.grouped_bias.astype(jnp.float32),
         temperature=weights.temperature.astype(jnp.float32),
-        delayed_bias=jnp.zeros(value_delayed.shape[2]) if bias is None else bias,
-        cos=cos,
-        sin=sin,
+        delayed_bias=jnp.zeros(value_delayed.shape[2])
+        if bias is None
+        else bias.astype(jnp.float32),
+        cos=cos.astype(jnp.float32),
+        sin=sin.astype(jnp.float32),
         start=start,
         state=state[0].astype(query_key.dtype) if state is not None and keeps_state else None,
         value_state=None if state is None else state[1].astype(value_delayed.dtype),
@@ -156,11 +160,14 @@ def refusals(
 ) -> list[str | None]:
     """Why the kernels cannot take these arrays; None entries are no reasons."""
     head_dim = weights.grouped.shape[1]
+    widths = (weights.depthwise.shape[1], weights.grouped.shape[2])
     streams = (query_key, value_current, value_delayed)
     dtypes = {a.dtype for a in streams}
     same = len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
     return [
         None if head_dim <= 256 else f"head_dim = {head_dim} is more than 256",
+        None if head_dim >= 2 else f"head_dim = {head_dim} is less than 2",
+        None if max(widths) <= 4 else f"taps = {widths} are more than 4",
         None
         if same
         else f"dtypes {', '.join(str(a.dtype) for a in streams)} are not all float32 or bfloat16",

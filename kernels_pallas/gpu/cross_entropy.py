@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.backend import Target, Tiles, call, cdiv, dot, load, store, tiles
 
-LEAST = -1e30  # finite: below any logit, and exp of a difference with it is 0
+LEAST = -1e30  # a running maximum to begin with: finite, or the first difference would be NaN
 
 
 class Statistics(NamedTuple):
@@ -90,19 +90,20 @@ def _statistics_kernel(*refs: Any, rows: int, columns: int, inner: int, per_spli
         top, total, own, other = carry
         column = block * columns + jax.lax.iota(jnp.int32, columns)
         logits = _logits(hidden_ref, weight_ref, bias_ref, row, column, inner)
-        logits = jnp.where(column[None, :] < vocab, logits, LEAST)
+        logits = jnp.where(column[None, :] < vocab, logits, -jnp.inf)
         is_target = column[None, :] == wanted
         new_top = jnp.maximum(top, jnp.max(logits, axis=1))
         exponentials = jnp.exp2((logits - new_top[:, None]) * LOG2_E)
         total = total * jnp.exp2((top - new_top) * LOG2_E) + jnp.sum(exponentials, axis=1)
-        own = jnp.maximum(own, jnp.max(jnp.where(is_target, logits, LEAST), axis=1))
-        other = jnp.maximum(other, jnp.max(jnp.where(is_target, LEAST, logits), axis=1))
+        own = jnp.maximum(own, jnp.max(jnp.where(is_target, logits, -jnp.inf), axis=1))
+        other = jnp.maximum(other, jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=1))
         return new_top, total, own, other
 
     least = jnp.full((rows,), LEAST, jnp.float32)
     first = split * per_split
     last = jnp.minimum(first + per_split, cdiv(vocab, columns))
-    carry = (least, jnp.zeros((rows,), jnp.float32), least, least)
+    nothing = jnp.full((rows,), -jnp.inf, jnp.float32)
+    carry = (least, jnp.zeros((rows,), jnp.float32), nothing, nothing)
     results = jax.lax.fori_loop(first, last, step, carry)
     for ref, value in zip((top_ref, total_ref, own_ref, other_ref), results, strict=True):
         store(ref, split, row, value=value, mask=row < tokens)

@@ -73,9 +73,12 @@ def test_all_reasons_are_shown_together() -> None:
 def test_unknown_words_and_missing_tables_are_named() -> None:
     with pytest.raises(KernelError, match="norm: implementation = 'triton': must be"):
         choose("triton", "norm")
-    with pytest.raises(KernelError, match=r"no tuned table 'mi100' \(tables: .*\); make one with"):
+    with pytest.raises(KernelError, match=r"no tuned table 'mi100' \(tables: .*\); use impl"):
         tiles(Target("mi100"), "norm_forward")
-    with pytest.raises(KernelError, match="'mi300x' has no tiles for it at size 512; make them"):
+    with pytest.raises(
+        KernelError,
+        match="'mi300x' has no tiles for it at size 512, 256 is the most; use implementation='xla'",
+    ):
         tiles(Target("mi300x"), "attention_forward", 512)
 
 
@@ -101,7 +104,7 @@ def _wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
     return {
         "norm": (
             lambda: scaled_residual_norm(x, x, epsilon=1.0, **{**vectors, "norm_weight": x}),
-            r"scaled_residual_norm: .* norm_weight is \(2, 8\), must be \(8,\)",
+            r"scaled_residual_norm: .* norm_weight is \(2, 8\), must be \[channels\]",
         ),
         "attention": (
             lambda: flash_attention(q, kv, kv, segment_ids=ids[None]),
@@ -116,12 +119,14 @@ def _wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
             r"token_log_probabilities: .* weight is \(5, 7\), must be \(5, 8\)",
         ),
         "experts": (
-            lambda: expert_mlp(x, ids[:1], ids, *_arrays((3, 4, 8), (3, 8, 2)), dispatch="grouped"),
+            lambda: expert_mlp(
+                x, ids[:1], *_arrays((2,), (3, 4, 8), (3, 8, 2)), dispatch="grouped"
+            ),
             r"expert_mlp: .* class_index is \(1,\), must be \(2,\)",
         ),
         "newton schulz": (
             lambda: newton_schulz(x),
-            r"newton_schulz: matrices are \(2, 8\), must be \[batch, rows, columns\]",
+            r"newton_schulz: .* matrices is \(2, 8\), must be \[batch, rows, columns\]",
         ),
         "cca": (
             lambda: cca_mix(*streams, weights, **{**cca, "cos": jnp.zeros((1, 3, 5))}),
@@ -240,7 +245,9 @@ def test_timed_integers_are_those_of_use() -> None:
 
 
 def test_tuning_what_has_no_product_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    tune.main(["--target", "mi300x", "--only", "norm", "--dry-run"])
+    with pytest.raises(SystemExit) as stop:
+        tune.main(["--target", "mi300x", "--only", "norm", "--dry-run"])
+    assert stop.value.code == 0
     assert capsys.readouterr().out.startswith("norm: nothing is chosen: no product")
 
 
@@ -251,3 +258,32 @@ def test_tuning_by_time_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[
     err = capsys.readouterr().err
     assert err.startswith("error: --time needs the GPU, the default backend is 'cpu'")
     assert err.count("\n") == 1
+
+
+def test_a_device_of_a_known_architecture_begins_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for table in backend.TABLES.glob("*.json"):
+        (tmp_path / table.name).write_bytes(table.read_bytes())
+    monkeypatch.setattr(tune, "TABLES", tmp_path)
+    monkeypatch.setattr(backend, "TABLES", tmp_path)
+
+    def command(*words: str) -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as stop:
+            tune.main(["--target", "h200", "--only", "norm", *words])
+        return stop.value.code, capsys.readouterr().err
+
+    status, err = command("--table", "h100")
+    assert status == 1
+    assert "no table 'h100' (tables: h200, interpreter, mi300x, mi350); --device-kind" in err
+    new = ("--table", "h100", "--device-kind", "NVIDIA H100")
+    assert command(*new, "--dry-run")[0] == 1
+    assert command(*new) == (0, "")
+    on_gpu(monkeypatch, "NVIDIA H100")
+    assert choose("auto", "norm") == Target("h100")
+    assert tiles(Target("h100"), "expert_dx") == tiles(Target("h200"), "expert_dx")
+    assert command(*new)[1].startswith("error: the table 'h100' exists, for NVIDIA H100: tune it")
+    status, err = command("--time")
+    assert status == 1
+    assert "this machine's GPU is 'NVIDIA H100', the table 'h200' is for NVIDIA H200" in err
+    backend.forget_tables()

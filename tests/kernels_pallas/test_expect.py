@@ -98,7 +98,10 @@ def test_arguments_that_fit_are_taken(function: Callable[..., Any]) -> None:
 ATTENTIONS = (causal_attention, flash_attention, attention_decode)
 MISFITS = [
     *((f, {"query": (2, 3, 3, 16)}, "3 query heads are not a multiple of 2") for f in ATTENTIONS),
-    *((f, {"key": (2, 5, 0, 16), "value": (2, 5, 0, 16)}, "of 0 KV heads") for f in ATTENTIONS),
+    *(
+        (f, {"key": (2, 5, 0, 16), "value": (2, 5, 0, 16)}, "kv_heads must be at least 1")
+        for f in ATTENTIONS
+    ),
     *(
         (f, {"value": (2, 4, 2, 16)}, "value is (2, 4, 2, 16), must be (2, 5, 2")
         for f in ATTENTIONS

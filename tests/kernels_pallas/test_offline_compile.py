@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,22 @@ def test_the_guide_shows_what_the_command_prints(
 ) -> None:
     assert command("--target", target, "--markdown") == 0
     assert capsys.readouterr().out in GUIDE.read_text(encoding="utf-8")
+
+
+def test_a_reader_that_leaves_gets_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `| head` does once it has its lines."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+
+        def status() -> int:
+            print("figures", flush=True)
+            return 0
+
+        with pytest.raises(SystemExit) as stop:
+            offline_compile.exit_with_status(status)
+    assert stop.value.code == 1
 
 
 def figures(**changes: int) -> Figures:
