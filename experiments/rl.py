@@ -156,17 +156,19 @@ def make_stage(
     tokenizer: Tokenizer,
 ) -> AnyStage:
     """The stage with samplers that hold the given weights."""
+    environments = setup.environments()
     starts = {
         environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
-        for environment in setup.environments
+        for environment in environments
     }
     rules = dataclasses.replace(setup.stage, seed=config.train.seed)
     maker = GroupMaker(
         rules,
-        setup.environments,
+        environments,
         OnlineScheduler(starts, config.train.seed),
         encode=functools.partial(prompt_ids, tokenizer),
         decode=functools.partial(response_text, tokenizer),
+        held_out=setup.held_out(),
     )
     learner = Learner(rules, trainer)
     if setup.engine is None:
@@ -257,9 +259,7 @@ def imitate(
 
 def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: JsonlWriter) -> None:
     """Solve rates on held-out problems, and a few rollouts to read."""
-    rates = stage.solve_rates(
-        setup.held_out, setup.evaluation_problems, difficulty=setup.difficulty
-    )
+    rates = stage.solve_rates(setup.evaluation_problems, difficulty=setup.difficulty)
     for source, rate in rates.items():
         record = {"kind": "validation", "step": step, "time": time.time(), "source": source}
         writer.write(plain_record({**record, "solve_rate": rate}))

@@ -80,7 +80,6 @@ def get_rl(name: str = "") -> RLSetup:
     """
     if name not in VARIANTS:
         raise ConfigError(f"RL variant {name!r} is none of: {', '.join(filter(None, VARIANTS))}")
-    environments = tuple(PracticeEnvironment(task) for task in TASKS)
     return RLSetup(
         stage=StageConfig(
             prompts=16,
@@ -97,11 +96,16 @@ def get_rl(name: str = "") -> RLSetup:
         engine=_ENGINE if name == "pipeline" else None,
         pipeline=_PIPELINE if name == "pipeline" else None,
         environments=environments,
-        held_out=tuple(PracticeEnvironment(task, held_out=True) for task in TASKS),
+        held_out=lambda: environments(held_out=True),
         most_prompt_tokens=PROMPT_TOKENS,
         most_response_tokens=RESPONSE_TOKENS,
         hardest=0,
         cold_start=ColdStart(
-            steps=500, batch=64, learning_rate=4e-3, right_share=0.3, environments=environments
+            steps=500, batch=64, learning_rate=4e-3, right_share=0.3, environments=environments()
         ),
     )
+
+
+def environments(*, held_out: bool = False) -> tuple[PracticeEnvironment, ...]:
+    """The three tasks."""
+    return tuple(PracticeEnvironment(task, held_out=held_out) for task in TASKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rl.groups import group
 from tests.rl.scripted_engine import ScriptedEngine
 from tests.rl.test_stage import CONFIG, Failing, Parity
 from tests.rl.tiny_policy import MODEL, ONE_DEVICE, variables
@@ -146,23 +146,13 @@ def test_problems_that_teach_nothing_stop_the_run_with_the_reason(make: Maker) -
 
 
 def test_a_batch_is_smaller_when_few_groups_teach(make: Maker) -> None:
-    class Rarely(Parity):
-        def __init__(self) -> None:
-            self.numbers = itertools.count()
-
-        def sample(self, difficulty: int, seed: int) -> Problem:
-            return dataclasses.replace(super().sample(difficulty, seed), seed=next(self.numbers))
-
-        def score(self, problem: Problem, answer: str) -> Score:
-            return super().score(problem, answer) if problem.seed % 6 == 0 else Score(1.0, "")
-
-    stage, _, state = make(Rarely(), prompts=8, most_rounds=4)
-    sizes = []
-    for _ in range(4):
-        state, _ = stage.step(state)
-        sizes.append(len(stage.last_groups))
-        assert all(np.ptp(group.rewards) > 0 for group in stage.last_groups)
-    assert 1 <= min(sizes) < 8
+    stage, _, _ = make()
+    for rewards in ([1, 0, 1, 0], [0, 0, 0, 1], *([[1, 1, 1, 1]] * 3)):
+        stage._deliver(group(rewards))
+    for _ in range(CONFIG.most_rounds * CONFIG.prompts - 3):
+        stage._deliver(None)  # a verifier failed
+    assert [list(g.rewards) for g in stage._take(0, 2)] == [[1, 0, 1, 0], [0, 0, 0, 1]]
+    assert len(stage._dropped) == 3
 
 
 def test_a_verifier_that_raises_breaks_its_groups_only(make: Maker) -> None:
@@ -224,4 +214,4 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(RLError, match="buffer_batches=1 is less than batches_waiting=2"):
         PipelineConfig(buffer_batches=1)
     with pytest.raises(RLError, match="a pipeline needs an engine"):
-        RLSetup(CONFIG, (), 4, 6, pipeline=PIPELINE)
+        RLSetup(CONFIG, tuple, 4, 6, pipeline=PIPELINE)

@@ -46,6 +46,7 @@ class GroupMaker:
         *,
         encode: Callable[[str], Sequence[int]],
         decode: Callable[[Sequence[int]], str],
+        held_out: Sequence[Environment] = (),
     ) -> None:
         """Puts the parts together.
 
@@ -55,9 +56,11 @@ class GroupMaker:
           scheduler: difficulties.
           encode: a user's turn to the prompt's tokens.
           decode: response tokens to text.
+          held_out: environments to measure on.
         """
         self.config, self.scheduler = config, scheduler
         self._encode, self._decode = encode, decode
+        self._held_out = tuple(held_out)
         self._environments: Mapping[str, Environment] = {e.name: e for e in environments}
         self._lock = threading.Lock()
         self._scorers = ThreadPoolExecutor(_SCORERS, thread_name_prefix="score")
@@ -96,10 +99,21 @@ class GroupMaker:
             )
         return group
 
-    def solve_rate(
-        self, environment: Environment, sampler: Sampler, problems: int, *, difficulty: int
+    def solve_rates(
+        self, sampler: Sampler, problems: int, *, difficulty: int = 0
+    ) -> dict[str, float]:
+        """Mean reward of one response to each of so many held-out problems, by environment.
+
+        The curriculum is not told.
+        """
+        return {
+            environment.name: self._solve_rate(environment, sampler, problems, difficulty)
+            for environment in self._held_out
+        }
+
+    def _solve_rate(
+        self, environment: Environment, sampler: Sampler, problems: int, difficulty: int
     ) -> float:
-        """Mean reward of one response to each of so many problems; the curriculum is not told."""
         asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
         responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
         scores = [

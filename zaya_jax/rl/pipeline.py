@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from zaya_jax.rl.buffer import GroupBuffer
-from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
@@ -149,18 +148,11 @@ class PipelineStage:
             "sync_seconds": time.monotonic() - trained,
         }
 
-    def solve_rates(
-        self, environments: Sequence[Environment], problems: int, *, difficulty: int = 0
-    ) -> dict[str, float]:
-        """As `Stage.solve_rates`, with the weights of the last update."""
+    def solve_rates(self, problems: int, *, difficulty: int = 0) -> dict[str, float]:
+        """As `GroupMaker.solve_rates`, with the weights of the last update."""
         if self._variables is not None:
             self.sampler.load_weights(self._variables)
-        return {
-            environment.name: self.maker.solve_rate(
-                environment, self.sampler, problems, difficulty=difficulty
-            )
-            for environment in environments
-        }
+        return self.maker.solve_rates(self.sampler, problems, difficulty=difficulty)
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the policy; plain JSON values."""

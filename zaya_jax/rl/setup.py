@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.cold_start import ColdStart
@@ -24,8 +25,9 @@ class RLSetup:
         sequence for every token, which suits only the smallest models.
       pipeline: rollouts and training at the same time, which needs an engine; without, every step
         is exactly on-policy.
-      environments: problems to learn from.
-      held_out: problems to measure on, never learnt from.
+      environments: makes those to learn from; called when a run starts, not by a dry run, so that
+        a config may name files that are not there yet.
+      held_out: makes those to measure on, never learnt from.
       difficulty: at which every environment starts.
       hardest: highest difficulty the curriculum may reach.
       most_prompt_tokens: longest prompt.
@@ -39,13 +41,13 @@ class RLSetup:
     """
 
     stage: StageConfig
-    environments: tuple[Environment, ...]
+    environments: Callable[[], tuple[Environment, ...]]
     most_prompt_tokens: int
     most_response_tokens: int
     loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
     engine: EngineSettings | None = None
     pipeline: PipelineConfig | None = None
-    held_out: tuple[Environment, ...] = ()
+    held_out: Callable[[], tuple[Environment, ...]] = tuple
     difficulty: int = 0
     hardest: int | None = None
     cold_start: ColdStart | None = None

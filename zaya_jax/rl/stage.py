@@ -10,13 +10,12 @@ that is restored goes on with the same problems, samples and rewards.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from zaya_jax.rl.dynamic_sampling import collect
-from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.records import RolloutGroup
@@ -55,16 +54,9 @@ class Stage:
         seconds = {"sample_seconds": sampled - start, "train_seconds": time.monotonic() - sampled}
         return state, {**metrics, **seconds}
 
-    def solve_rates(
-        self, environments: Sequence[Environment], problems: int, *, difficulty: int = 0
-    ) -> dict[str, float]:
-        """Mean reward of one response to each of so many problems, by environment."""
-        return {
-            environment.name: self.maker.solve_rate(
-                environment, self.sampler, problems, difficulty=difficulty
-            )
-            for environment in environments
-        }
+    def solve_rates(self, problems: int, *, difficulty: int = 0) -> dict[str, float]:
+        """As `GroupMaker.solve_rates`, with the policy's weights."""
+        return self.maker.solve_rates(self.sampler, problems, difficulty=difficulty)
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the policy; plain JSON values."""
