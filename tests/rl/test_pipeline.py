@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rl.groups import group
+from tests.rl import groups
 from tests.rl.scripted_engine import ScriptedEngine
 from tests.rl.test_stage import CONFIG, Failing, Parity
 from tests.rl.tiny_policy import MODEL, ONE_DEVICE, variables
@@ -148,7 +148,7 @@ def test_problems_that_teach_nothing_stop_the_run_with_the_reason(make: Maker) -
 def test_a_batch_is_smaller_when_few_groups_teach(make: Maker) -> None:
     stage, _, _ = make()
     for rewards in ([1, 0, 1, 0], [0, 0, 0, 1], *([[1, 1, 1, 1]] * 3)):
-        stage._deliver(group(rewards))
+        stage._deliver(groups.group(rewards))
     for _ in range(CONFIG.most_rounds * CONFIG.prompts - 3):
         stage._deliver(None)  # a verifier failed
     assert [list(g.rewards) for g in stage._take(0, 2)] == [[1, 0, 1, 0], [0, 0, 0, 1]]
@@ -199,8 +199,8 @@ def test_buffer_and_curriculum_survive_a_restart(make: Maker) -> None:
     other.set_state(saved, state)
     assert other.get_state() == saved
 
-    def told(groups: list[RolloutGroup]) -> list[Any]:
-        return [group.to_plain() for group in groups]
+    def told(given: list[RolloutGroup]) -> list[Any]:
+        return [group.to_plain() for group in given]
 
     waiting = [RolloutGroup.from_plain(plain) for plain in saved["buffer"]["groups"]]
     assert len(waiting) >= CONFIG.prompts
