@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from kernels_pallas.backend import KernelError
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.config import ConfigError
 from zaya_jax.data.config import DataError
@@ -27,7 +28,15 @@ from zaya_jax.training.validation import TrainingError
 DEMO = str(Path(__file__).parent / "configs" / "demo.py")
 
 # What a user can mend. Any other exception is a fault of the program and shows its traceback.
-USER_ERRORS = (ConfigError, DataError, CheckpointError, MetricsError, TrainingError, OSError)
+USER_ERRORS = (
+    ConfigError,
+    DataError,
+    CheckpointError,
+    MetricsError,
+    TrainingError,
+    KernelError,
+    OSError,
+)
 
 
 class Arguments(NamedTuple):

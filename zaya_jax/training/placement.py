@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.parallel.mesh import BATCH_NAMES, TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
+from zaya_jax.training.kernel_choice import check_kernels
 from zaya_jax.training.shardings import tree_shardings
 
 
@@ -121,8 +122,10 @@ def choose_placement(
     `names` is what errors call the batch size and the length of its rows.
 
     Raises:
-      ConfigError: when mesh, model, batch and the number of devices do not fit together.
+      ConfigError: when mesh, model, batch and the number of devices do not fit together, and for
+        kernels that cannot run here.
     """
+    check_kernels("config.model.kernels", model.kernels)
     mesh = build_mesh(config)
     if mesh.size == 1:
         return Placement(model, None)
@@ -149,8 +152,10 @@ def plan_placement(
     An axis of -1 takes what this machine's devices leave, at least 1.
 
     Raises:
-      ConfigError: when mesh, model and batch do not fit together.
+      ConfigError: when mesh, model and batch do not fit together, and for kernels that cannot run
+        here.
     """
+    check_kernels("config.model.kernels", model.kernels)
     fixed = math.prod(max(getattr(config, axis), 1) for axis in MESH_AXES)
     has_rest = -1 in (getattr(config, axis) for axis in MESH_AXES)
     present = jax.device_count() if has_rest else fixed
