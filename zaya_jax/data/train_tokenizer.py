@@ -2,21 +2,24 @@
 
     python -m zaya_jax.data.train_tokenizer --output zaya_demo_8k.json
 
-It learns from the training part of a source, by default the standard library of the running
-Python. The same text gives the same file; another Python version has another library.
+It learns from the training part of sources, by default the standard library of the running Python;
+of conversations, from what is said and thought. The same text gives the same file; another Python
+version has another library.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from zaya_jax.data.config import DataConfig
-from zaya_jax.data.sources import read_source
+from zaya_jax.data.config import DataConfig, DataError
+from zaya_jax.data.conversation import Conversation
+from zaya_jax.data.samples import read_samples
+from zaya_jax.data.sources import split
 from zaya_jax.data.special_tokens import SPECIAL_TOKENS
 
 # A word, up to three digits, or a run of signs, each with one space before it; then white space,
@@ -44,6 +47,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def training_texts(source: str) -> Iterator[str]:
+    """Texts of the part of a source that training sees.
+
+    Raises:
+      DataError: when there is no such source, or it holds token ids.
+    """
+    config = DataConfig(source=source, max_bytes=None)
+    train, _ = split(read_samples(source, config).samples, config.validation_fraction)
+    for sample in train:
+        if isinstance(sample.content, Conversation):
+            for message in sample.content.messages:
+                yield f"{message.reasoning or ''}\n{message.content}"
+        elif isinstance(sample.content, str):
+            yield sample.content
+        else:
+            raise DataError(f"source {source!r} holds token ids, not text to learn tokens from")
+
+
 def main() -> None:
     """Read the source, train, write the file."""
     parser = argparse.ArgumentParser(
@@ -52,13 +73,20 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--source", default="python_stdlib", help="as DataConfig.source")
+    parser.add_argument(
+        "--source",
+        action="append",
+        metavar="SOURCE",
+        help="as DataConfig.source; several are read in turn (python_stdlib)",
+    )
     parser.add_argument("--vocab-size", type=int, default=8_192, help="tokens, all included")
     arguments = parser.parse_args()
-    text = read_source(DataConfig(source=arguments.source, max_bytes=None))
-    tokenizer = train_bpe((document.text for document in text.train), arguments.vocab_size)
+    sources = arguments.source or ["python_stdlib"]
+    texts = [text for source in sources for text in training_texts(source)]
+    tokenizer = train_bpe(texts, arguments.vocab_size)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(arguments.output), pretty=False)
-    print(f"{tokenizer.get_vocab_size()} tokens from {len(text.train)} files: {arguments.output}")
+    print(f"{tokenizer.get_vocab_size()} tokens from {len(texts)} texts: {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from zaya_jax.data.boxed_answer import ask_boxed
 from zaya_jax.evaluation.items import Item, read_fields, text
 from zaya_jax.rl.environments.maths import (
-    BOXED_INSTRUCTION,
     MathsEnvironment,
     MathsRecord,
     last_boxed,
@@ -27,7 +27,7 @@ class FinalAnswer:
     def __init__(self, path: Path, *, unsafe: bool = False) -> None:
         """Reads the file; `unsafe` as for `zaya_jax.rl.sandbox.Sandbox`."""
         self.items = [
-            Item(own, f"{row['problem'].rstrip()}\n\n{BOXED_INSTRUCTION}", row["answer"])
+            Item(own, ask_boxed(row["problem"]), row["answer"])
             for _, own, row in read_fields(path, FIELDS)
         ]
         records = [MathsRecord(item.prompt, item.reference) for item in self.items]
