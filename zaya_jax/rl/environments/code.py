@@ -7,11 +7,11 @@ them finds nothing, and what it prints is compared outside, word by word. Right 
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections.abc import Sequence
 
 from zaya_jax.rl.environments.protocol import Problem, Score
+from zaya_jax.rl.environments.record_files import by_level, draw_record
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sandbox import Outcome, Sandbox, Verdict
 
@@ -33,6 +33,14 @@ class CodeTest:
 class CodeRecord:
     """A problem with its tests and known programs.
 
+    Attributes:
+      statement: what a program must do.
+      tests: that tell right programs from wrong ones.
+      accepted: programs that are right.
+      rejected: programs that fail for some input.
+      validator: exits with status 0 exactly for inputs that the statement allows.
+      level: how hard; 0 is the easiest.
+
     Raises:
       RLError: on construction, without tests.
     """
@@ -41,6 +49,7 @@ class CodeRecord:
     tests: tuple[CodeTest, ...]
     accepted: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    validator: str = ""  # none
     level: int = 0
 
     def __post_init__(self) -> None:
@@ -60,36 +69,35 @@ class CodeEnvironment:
           RLError: without records or for a gap in the levels.
         """
         self.name, self._records, self._sandbox = name, list(records), sandbox
-        levels = {record.level for record in records}
-        if levels != set(range(len(levels))) or not levels:
-            raise RLError(f"{name}: levels {sorted(levels)} of the records must be 0, 1, 2, …")
-        self._hardest = max(levels)
+        self._levels = by_level(name, records)
 
     @property
     def hardest(self) -> int:
         """Highest level of the records."""
-        return self._hardest
+        return len(self._levels) - 1
 
     def sample(self, difficulty: int, seed: int) -> Problem:
         """A record of the level, drawn by the seed."""
-        level = min(difficulty, self._hardest)
-        choices = [i for i, record in enumerate(self._records) if record.level == level]
-        index = random.Random(seed).choice(choices)
+        index = draw_record(self._levels, difficulty, seed)
         prompt = f"{self._records[index].statement.rstrip()}\n\n{CODE_INSTRUCTION}"
         return Problem(self.name, difficulty, seed, prompt, {"record": index})
 
     def score(self, problem: Problem, answer: str) -> Score:
-        """1 when the last block of code passes all tests; stops at the first that fails."""
+        """1 when the last block of code passes all tests."""
         program = last_code_block(answer)
         if program is None:
             return Score(0.0, "no block of code")
-        tests = self._records[problem.reference["record"]].tests
-        for number, test in enumerate(tests, start=1):
-            outcome = self._sandbox.run(program, test.stdin.encode())
-            if not passes(outcome, test.stdout):
-                why = "wrong output" if outcome.verdict is Verdict.OK else outcome.verdict.value
-                return Score(0.0, f"test {number} of {len(tests)}: {why}")
-        return Score(1.0, f"passed {len(tests)} tests")
+        return run_tests(self._sandbox, program, self._records[problem.reference["record"]].tests)
+
+
+def run_tests(sandbox: Sandbox, program: str, tests: Sequence[CodeTest]) -> Score:
+    """1 when a program passes all tests; stops at the first that fails."""
+    for number, test in enumerate(tests, start=1):
+        outcome = sandbox.run(program, test.stdin.encode())
+        if not passes(outcome, test.stdout):
+            why = "wrong output" if outcome.verdict is Verdict.OK else outcome.verdict.value
+            return Score(0.0, f"test {number} of {len(tests)}: {why}")
+    return Score(1.0, f"passed {len(tests)} tests")
 
 
 def passes(outcome: Outcome, expected: str) -> bool:

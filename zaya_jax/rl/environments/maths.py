@@ -8,12 +8,12 @@ what the model wrote. Levels are those of the records.
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Sequence
 
+from zaya_jax.data.boxed_answer import ask_boxed
 from zaya_jax.rl.environments.protocol import BrokenEnvironmentError, Problem, Score
+from zaya_jax.rl.environments.record_files import by_level, draw_record
 from zaya_jax.rl.environments.verifier import library_server
-from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sandbox_server import CallError, SandboxServer, ServerError
 
 SERVER_SOURCE = """
@@ -29,7 +29,6 @@ def handle(request):
     right = bool(gold) and bool(given) and verify(gold, given, timeout_seconds=None)
     return {"parsed": bool(gold), "right": bool(right)}
 """
-BOXED_INSTRUCTION = "Put the final answer into \\boxed{}."
 MOST_ANSWER_CHARACTERS = 1_000
 
 
@@ -59,26 +58,19 @@ class MathsEnvironment:
           RLError: without records, for a gap in the levels, or when math-verify or bubblewrap is
             missing.
         """
-        self.name = name
-        self._seconds = seconds
-        self._levels: dict[int, list[MathsRecord]] = {}
-        for record in records:
-            self._levels.setdefault(record.level, []).append(record)
-        missing = [d for d in range(max(self._levels, default=0) + 1) if d not in self._levels]
-        if missing:
-            raise RLError(f"{name}: no record has level {missing[0]}; levels count from 0")
+        self.name, self._records, self._seconds = name, list(records), seconds
+        self._levels = by_level(name, records)
         self._server: SandboxServer = library_server("math_verify", SERVER_SOURCE, unsafe=unsafe)
 
     @property
     def hardest(self) -> int:
         """Highest level of the records."""
-        return max(self._levels)
+        return len(self._levels) - 1
 
     def sample(self, difficulty: int, seed: int) -> Problem:
         """A record of the level, drawn by the seed."""
-        records = self._levels[min(difficulty, self.hardest)]
-        record = random.Random(seed).choice(records)
-        prompt = f"{record.statement.rstrip()}\n\n{BOXED_INSTRUCTION}"
+        record = self._records[draw_record(self._levels, difficulty, seed)]
+        prompt = ask_boxed(record.statement)
         return Problem(self.name, difficulty, seed, prompt, {"answer": record.answer})
 
     def score(self, problem: Problem, answer: str) -> Score:
