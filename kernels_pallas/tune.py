@@ -2,7 +2,7 @@
 
     python -m kernels_pallas.tune --target mi300x --only cca            # no GPU: by resources
     python -m kernels_pallas.tune --target h200 --time --only experts   # on that GPU: by time
-    python -m kernels_pallas.tune --target h200 --table h100 --device-kind "NVIDIA H100 80GB HBM3"
+    python -m kernels_pallas.tune --target mi300x --table mi325x --device-kind "AMD Instinct MI325X"
 
 Without ``--time`` candidates are compiled offline and the largest tiles that keep every limit win:
 most products a load, with at least two waves on a SIMD. With ``--time`` those that keep the limits
