@@ -120,6 +120,7 @@ def test_entries_ruled_out_by_the_bias_are_minus_infinity() -> None:
     assert_agree(pallas, xla)
 
 
+@pytest.mark.slow
 def test_segments_of_the_mixing_step_do_not_meet_in_either_form() -> None:
     *streams, weights, cos, sin = mix_arguments(1, 9, np.float32)
     run = functools.partial(bare(cca_mix), segment_ids=SEGMENTS, cos=cos, sin=sin)
