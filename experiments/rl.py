@@ -11,10 +11,8 @@ and `checkpoints/`. The same command again goes on where the run stopped.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib.util
-import itertools
 import json
 import sys
 import time
@@ -26,23 +24,16 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse_arguments, run_reporting_errors
+from experiments.rl_stage import AnyStage, make_stage, prompt_ids
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
-from zaya_jax.inference.engine import Engine
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
-from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
 from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
-from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.errors import RLError
-from zaya_jax.rl.group_maker import GroupMaker
-from zaya_jax.rl.learner import Learner
-from zaya_jax.rl.pipeline import PipelineStage
-from zaya_jax.rl.sampler import ForwardSampler
 from zaya_jax.rl.setup import RLSetup
-from zaya_jax.rl.stage import Stage
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
 from zaya_jax.training.metrics_file import JsonlWriter, plain_record
 from zaya_jax.training.placement import Placement, choose_placement
@@ -52,9 +43,6 @@ from zaya_jax.training.startup import find_resumption
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "rl_small.py")
 SHOWN_ROLLOUTS = 4  # written out at every measurement
-
-
-AnyStage = Stage | PipelineStage
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,66 +134,6 @@ def run(
             measure(setup, stage, step, workdir, writer)
         if step % config.checkpoint.interval == 0 or step == steps:
             save(config, stage, state, checkpoints)
-
-
-def make_stage(
-    config: RunConfig,
-    setup: RLSetup,
-    trainer: PolicyTrainer,
-    variables: dict[str, Any],
-    tokenizer: Tokenizer,
-) -> AnyStage:
-    """The stage with samplers that hold the given weights."""
-    environments = setup.environments()
-    starts = {
-        environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
-        for environment in environments
-    }
-    rules = dataclasses.replace(setup.stage, seed=config.train.seed)
-    maker = GroupMaker(
-        rules,
-        environments,
-        OnlineScheduler(starts, config.train.seed),
-        encode=functools.partial(prompt_ids, tokenizer),
-        decode=functools.partial(response_text, tokenizer),
-        held_out=setup.held_out(),
-    )
-    learner = Learner(rules, trainer)
-    if setup.engine is None:
-        sampler = ForwardSampler(
-            config.model,
-            variables,
-            stop_token=tokenizer.eos_id,
-            most_prompt_tokens=setup.most_prompt_tokens,
-            most_tokens=setup.most_response_tokens,
-        )
-        return Stage(maker, learner, sampler)
-
-    def engine() -> EngineSampler:
-        return EngineSampler(
-            Engine(config.model, variables, settings=setup.engine),
-            stop_token=tokenizer.eos_id,
-            most_tokens=setup.most_response_tokens,
-        )
-
-    if setup.pipeline is None:
-        return Stage(maker, learner, engine())
-    engines = [engine() for _ in range(setup.pipeline.workers)]
-    return PipelineStage(setup.pipeline, maker, learner, engines, engine())
-
-
-def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A prompt as the model sees it."""
-    return [tokenizer.bos_id, *tokenizer.encode(text)]
-
-
-def response_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """A response as its verifier sees it; ids that are no token (the head has spare rows) show."""
-    parts, known = [], tokenizer.vocab_size
-    for is_known, run_of_ids in itertools.groupby(ids, key=lambda i: i < known):
-        text = [i for i in run_of_ids if i != tokenizer.eos_id]
-        parts.append(tokenizer.decode(text) if is_known else "\ufffd" * len(text))
-    return "".join(parts)
 
 
 def first_variables(config: RunConfig) -> dict[str, Any]:
@@ -329,10 +257,6 @@ def load_setup(argv: Sequence[str]) -> RLSetup:
     if not isinstance(setup, RLSetup):
         raise ConfigError(f"config file {path!r}: get_rl returned {type(setup).__name__}")
     return setup
-
-
-def _lower(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
 
 
 if __name__ == "__main__":

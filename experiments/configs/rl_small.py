@@ -9,6 +9,7 @@ out. Variants, as `rl_small.py:NAME`:
 | name | what differs |
 | --- | --- |
 | `pipeline` | the inference engine samples in a thread of its own while the policy is trained |
+| `ray` | the same with three engines in Ray actors (`pip install 'zaya_jax[ray]'`) |
 | `shuffled` | every rollout gets the reward of another one of its group: it must not learn |
 """
 
@@ -22,13 +23,14 @@ from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.aggregation import Aggregation
 from zaya_jax.rl.environments.practice import TASKS, PracticeEnvironment
 from zaya_jax.rl.length_reward import LengthRewardConfig
-from zaya_jax.rl.pipeline import PipelineConfig, WhenFull
+from zaya_jax.rl.pipeline import PipelineConfig, WhenFull, WorkerPlace
+from zaya_jax.rl.ray_engine import ActorResources
 from zaya_jax.rl.rewards import RewardConfig
 from zaya_jax.rl.setup import ColdStart, RLSetup
 from zaya_jax.rl.stage_config import StageConfig
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 6
-VARIANTS = ("", "pipeline", "shuffled")
+VARIANTS = ("", "pipeline", "ray", "shuffled")
 
 _ENGINE = EngineSettings(
     slots=128,
@@ -41,7 +43,16 @@ _ENGINE = EngineSettings(
     prefix_cache=False,
 )
 # Sampler and trainer share two cores here: workers must not fill a buffer that nobody empties.
-_PIPELINE = PipelineConfig(groups_in_flight=16, when_full=WhenFull.WAIT)
+_PIPELINES = {
+    "pipeline": PipelineConfig(groups_in_flight=16, when_full=WhenFull.WAIT),
+    "ray": PipelineConfig(
+        workers=3,
+        place=WorkerPlace.RAY,
+        resources=ActorResources(cpus=0.5),
+        groups_in_flight=16,
+        when_full=WhenFull.WAIT,
+    ),
+}
 
 
 def get_config(name: str = "") -> ConfigDict:
@@ -93,8 +104,8 @@ def get_rl(name: str = "") -> RLSetup:
             # All right answers to these tasks are equally long.
             rewards=RewardConfig(advantage="maxrl", length=LengthRewardConfig(coefficient=0.0)),
         ),
-        engine=_ENGINE if name == "pipeline" else None,
-        pipeline=_PIPELINE if name == "pipeline" else None,
+        engine=_ENGINE if name in _PIPELINES else None,
+        pipeline=_PIPELINES.get(name),
         environments=environments,
         held_out=lambda: environments(held_out=True),
         most_prompt_tokens=PROMPT_TOKENS,

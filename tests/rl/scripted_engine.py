@@ -35,6 +35,9 @@ class ScriptedEngine:
         self.version += 1
         return self.version
 
+    def close(self) -> None:
+        pass
+
     def submit(self, prompt: Sequence[int], seed: int) -> int:
         self._count += 1
         first = 10 + seed % 20

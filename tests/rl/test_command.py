@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce, response_text
+from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce
+from experiments.rl_stage import response_text
 from zaya_jax.config import ConfigError
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.parallel.settings import MeshConfig

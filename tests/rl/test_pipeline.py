@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,23 @@ class CountingTrainer(PolicyTrainer):
 Maker = Callable[..., tuple[PipelineStage, list[ScriptedEngine], PolicyState]]
 
 
+def pipeline_of(
+    config: PipelineConfig, engines: Sequence[Any], environment: Any = None, **changes: Any
+) -> tuple[PipelineStage, PolicyState]:
+    stage = dataclasses.replace(CONFIG, **changes)
+    maker = GroupMaker(
+        stage,
+        [environment or Parity()],
+        OnlineScheduler({"parity": (0, 0)}, seed=0),
+        encode=lambda text: [1, *(ord(c) % 40 for c in text)],
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
+    trainer = CountingTrainer(MODEL, OptimizerConfig(), PolicyLossConfig(), 100, ONE_DEVICE)
+    config = dataclasses.replace(config, workers=len(engines))
+    made = PipelineStage(config, maker, Learner(stage, trainer), engines, ScriptedEngine())
+    return made, trainer.init(variables())
+
+
 @pytest.fixture
 def make() -> Iterator[Maker]:
     made: list[PipelineStage] = []
@@ -47,19 +64,10 @@ def make() -> Iterator[Maker]:
     def pipeline(
         environment: Any = None, config: PipelineConfig = PIPELINE, **changes: Any
     ) -> tuple[PipelineStage, list[ScriptedEngine], PolicyState]:
-        stage = dataclasses.replace(CONFIG, **changes)
-        maker = GroupMaker(
-            stage,
-            [environment or Parity()],
-            OnlineScheduler({"parity": (0, 0)}, seed=0),
-            encode=lambda text: [1, *(ord(c) % 40 for c in text)],
-            decode=lambda ids: " ".join(map(str, ids)),
-        )
-        trainer = CountingTrainer(MODEL, OptimizerConfig(), PolicyLossConfig(), 100, ONE_DEVICE)
         engines = [ScriptedEngine() for _ in range(config.workers)]
-        learner = Learner(stage, trainer)
-        made.append(PipelineStage(config, maker, learner, engines, ScriptedEngine()))
-        return made[-1], engines, trainer.init(variables())
+        stage, state = pipeline_of(config, engines, environment, **changes)
+        made.append(stage)
+        return stage, engines, state
 
     yield pipeline
     for stage in made:

@@ -48,6 +48,9 @@ class EngineSampler:
         """See `Sampler`."""
         return self._engine.load_weights(variables)
 
+    def close(self) -> None:
+        """Nothing lives outside of this process."""
+
     def submit(self, prompt: Sequence[int], seed: int) -> int:
         """Begins a response; returns its number.
 

@@ -26,6 +26,7 @@ from zaya_jax.rl.buffer import GroupBuffer
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
+from zaya_jax.rl.ray_engine import ActorResources
 from zaya_jax.rl.records import RolloutGroup
 from zaya_jax.rl.rollout_worker import RolloutEngine, RolloutWorker
 from zaya_jax.rl.sampler import Sampler
@@ -41,6 +42,13 @@ class WhenFull(enum.StrEnum):
     WAIT = "wait"  # workers begin no group: they share their processors with the trainer
 
 
+class WorkerPlace(enum.StrEnum):
+    """Where engines run."""
+
+    THREAD = "thread"  # in this process
+    RAY = "ray"  # each in a Ray actor, on this machine or a cluster
+
+
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig:
     """Settings of the pipeline.
@@ -50,6 +58,8 @@ class PipelineConfig:
     """
 
     workers: int = 1  # each with an engine of its own
+    place: WorkerPlace = WorkerPlace.THREAD  # where those engines run
+    resources: ActorResources = dataclasses.field(default_factory=ActorResources)  # Ray only
     groups_in_flight: int = 32  # of each worker
     updates_per_sync: int = 2  # k: updates between two syncs of the weights
     batches_waiting: int = 2  # batches that must be complete after a sync before training goes on
@@ -61,7 +71,7 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "when_full" and not value > 0:
+            if isinstance(value, int | float) and not value > 0:
                 raise RLError(f"pipeline: {field.name}={value!r}: must be positive")
         if self.buffer_batches < self.batches_waiting:
             raise RLError(

@@ -45,6 +45,10 @@ class RolloutEngine(Protocol):
         """Goes on with all responses; returns those that ended, by number."""
         ...
 
+    def close(self) -> None:
+        """Gives back what the engine holds outside of this process."""
+        ...
+
 
 @dataclasses.dataclass
 class WorkerCounts:
@@ -137,6 +141,7 @@ class RolloutWorker:
         if self._thread.ident is not None:
             self._thread.join()
         self._scoring.shutdown(cancel_futures=True)
+        self._engine.close()
 
     def _run(self) -> None:
         try:

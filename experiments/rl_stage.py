@@ -1,0 +1,113 @@
+"""From a config and an RL setup to a stage with its sampler, engines and environments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.data.tokenizer import Tokenizer
+from zaya_jax.inference.engine import Engine
+from zaya_jax.inference.settings import EngineSettings
+from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
+from zaya_jax.rl.engine_sampler import EngineSampler
+from zaya_jax.rl.group_maker import GroupMaker
+from zaya_jax.rl.learner import Learner
+from zaya_jax.rl.pipeline import PipelineStage, WorkerPlace
+from zaya_jax.rl.ray_engine import RayEngine
+from zaya_jax.rl.rollout_worker import RolloutEngine
+from zaya_jax.rl.sampler import ForwardSampler
+from zaya_jax.rl.setup import RLSetup
+from zaya_jax.rl.stage import Stage
+from zaya_jax.rl.trainer import PolicyTrainer
+from zaya_jax.training.settings import RunConfig
+
+AnyStage = Stage | PipelineStage
+
+
+def make_stage(
+    config: RunConfig,
+    setup: RLSetup,
+    trainer: PolicyTrainer,
+    variables: dict[str, Any],
+    tokenizer: Tokenizer,
+) -> AnyStage:
+    """The stage with samplers that hold the given weights."""
+    environments = setup.environments()
+    starts = {
+        environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
+        for environment in environments
+    }
+    rules = dataclasses.replace(setup.stage, seed=config.train.seed)
+    maker = GroupMaker(
+        rules,
+        environments,
+        OnlineScheduler(starts, config.train.seed),
+        encode=functools.partial(prompt_ids, tokenizer),
+        decode=functools.partial(response_text, tokenizer),
+        held_out=setup.held_out(),
+    )
+    learner = Learner(rules, trainer)
+    if setup.engine is None:
+        sampler = ForwardSampler(
+            config.model,
+            variables,
+            stop_token=tokenizer.eos_id,
+            most_prompt_tokens=setup.most_prompt_tokens,
+            most_tokens=setup.most_response_tokens,
+        )
+        return Stage(maker, learner, sampler)
+
+    make_engine = functools.partial(
+        engine_sampler,
+        config.model,
+        setup.engine,
+        stop_token=tokenizer.eos_id,
+        most_tokens=setup.most_response_tokens,
+    )
+    if setup.pipeline is None:
+        return Stage(maker, learner, make_engine(variables))
+    engines: list[RolloutEngine]
+    workers = range(setup.pipeline.workers)
+    if setup.pipeline.place is WorkerPlace.RAY:
+        make = functools.partial(make_engine, jax.device_get(variables))
+        engines = [RayEngine(make, setup.pipeline.resources) for _ in workers]
+    else:
+        engines = [make_engine(variables) for _ in workers]
+    return PipelineStage(setup.pipeline, maker, learner, engines, make_engine(variables))
+
+
+def engine_sampler(
+    model: ModelConfig,
+    settings: EngineSettings,
+    variables: dict[str, Any],
+    *,
+    stop_token: int,
+    most_tokens: int,
+) -> EngineSampler:
+    """A new engine with these weights."""
+    engine = Engine(model, variables, settings=settings)
+    return EngineSampler(engine, stop_token=stop_token, most_tokens=most_tokens)
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A prompt as the model sees it."""
+    return [tokenizer.bos_id, *tokenizer.encode(text)]
+
+
+def response_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """A response as its verifier sees it; ids that are no token (the head has spare rows) show."""
+    parts, known = [], tokenizer.vocab_size
+    for is_known, run_of_ids in itertools.groupby(ids, key=lambda i: i < known):
+        text = [i for i in run_of_ids if i != tokenizer.eos_id]
+        parts.append(tokenizer.decode(text) if is_known else "\ufffd" * len(text))
+    return "".join(parts)
+
+
+def _lower(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
