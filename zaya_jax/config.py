@@ -15,7 +15,18 @@ import dataclasses
 import difflib
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
+
+from zaya_jax.variants import (
+    AttentionKind,
+    BalancingRule,
+    Convolutions,
+    QueryKeyMean,
+    ResidualKind,
+    RouterKind,
+    SkipClass,
+    ValuePath,
+)
 
 
 class ConfigError(ValueError):
@@ -29,48 +40,6 @@ class LayerType(enum.StrEnum):
     SLIDING = "sliding"  # the last `sliding_window` tokens, the query's own included
 
 
-class AttentionKind(enum.StrEnum):
-    """The attention block."""
-
-    CCA = "cca"  # compressed convolutional attention, arXiv 2510.04476
-
-
-class QueryKeyMean(enum.StrEnum):
-    """The residual path around the convolutions of CCA."""
-
-    GROUP = "group"  # half the sum of each query head and its KV head, before the convolutions
-
-
-class ValuePath(enum.StrEnum):
-    """Where the values of CCA come from."""
-
-    DELAYED_HALF = "delayed_half"  # half the channels from this token, half from the one before
-
-
-class RouterKind(enum.StrEnum):
-    """How experts are scored."""
-
-    MLP_EDA = "mlp_eda"  # three-layer MLP on a down-projection mixed over depth
-
-
-class SkipClass(enum.StrEnum):
-    """Whether the router has a class that sends the token past the experts."""
-
-    ZERO = "zero"  # one extra class; the block's output for its tokens is exactly zero
-
-
-class BalancingRule(enum.StrEnum):
-    """How the balancing biases of the router follow the load."""
-
-    ADAMW = "adamw"  # AdamW on load minus target, arXiv 2605.05365 eq. 5
-
-
-class ResidualKind(enum.StrEnum):
-    """How a block's output is added to the residual stream."""
-
-    SCALED = "scaled"  # learned bias and scale per channel on both branches
-
-
 class OutputInit(enum.StrEnum):
     """Initial spread of the matrices that write into the residual stream."""
 
@@ -79,7 +48,7 @@ class OutputInit(enum.StrEnum):
 
 
 class RouterInit(enum.StrEnum):
-    """Initial spread of the router's MLP."""
+    """Initial spread of the matrices that score classes."""
 
     FAN_IN = "fan_in"  # 1 / sqrt(inputs): tokens differ in their choice from the first step
     PLAIN = "plain"  # the same as every other matrix: nearly equal scores in small models
@@ -151,10 +120,13 @@ class ModelConfig:
     head_bias: bool = False  # bias on the logits
     tie_embeddings: bool = True  # the LM head is the embedding, transposed
 
-    # Variants
+    # Variants: releases have the defaults
     attention: AttentionKind = AttentionKind.CCA
+    convolutions: Convolutions = Convolutions.BOTH
     query_key_mean: QueryKeyMean = QueryKeyMean.GROUP
     value_path: ValuePath = ValuePath.DELAYED_HALF
+    kv_latent_size: int | None = None  # channels that keys and values share; mla only
+    query_latent_size: int | None = None  # channels between hidden and queries; None: direct; mla
     router: RouterKind = RouterKind.MLP_EDA
     skip_class: SkipClass = SkipClass.ZERO
     balancing_rule: BalancingRule = BalancingRule.ADAMW
@@ -163,7 +135,8 @@ class ModelConfig:
     # Initialisation, read only when training from scratch
     initializer_stddev: float = 0.02  # of the truncated normal of matrices and convolutions
     output_init: OutputInit = OutputInit.DEPTH_SCALED  # of output and expert down projections
-    router_init: RouterInit = RouterInit.FAN_IN  # of the three layers of the router's MLP
+    router_init: RouterInit = RouterInit.FAN_IN  # of the router's scoring matrices
+    skip_class_bias: float = -1.0  # balancing bias of the skip class; -1: nearly out of reach
 
     # Execution: changes speed and rounding, never the parameter tree
     activation_dtype: str = "bfloat16"  # of activations; the fp32 set of the model is unaffected
@@ -205,7 +178,7 @@ class ModelConfig:
 
     @property
     def num_router_classes(self) -> int:
-        """Experts and the skip class, which is the last class."""
+        """Experts and the skip class, which is the last class, whether or not it can be chosen."""
         return self.num_experts + 1
 
     def replace(self, **changes: Any) -> ModelConfig:
@@ -241,38 +214,20 @@ class ModelConfig:
 EXECUTION_FIELDS = frozenset(
     {"activation_dtype", "expert_dispatch", "kernels", "layer_loop", "remat"}
 )
-INITIALIZATION_FIELDS = frozenset({"initializer_stddev", "output_init", "router_init"})
+INITIALIZATION_FIELDS = frozenset(
+    {"initializer_stddev", "output_init", "router_init", "skip_class_bias"}
+)
 
 _ENUM_FIELDS: dict[str, type[enum.StrEnum]] = {
-    "attention": AttentionKind,
-    "query_key_mean": QueryKeyMean,
-    "value_path": ValuePath,
-    "router": RouterKind,
-    "skip_class": SkipClass,
-    "balancing_rule": BalancingRule,
-    "residual": ResidualKind,
-    "output_init": OutputInit,
-    "router_init": RouterInit,
-    "expert_dispatch": ExpertDispatch,
-    "kernels": Kernels,
-    "layer_loop": LayerLoop,
-    "remat": RematPolicy,
+    name: kind
+    for name, kind in get_type_hints(ModelConfig).items()
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum)
 }
 
 _POSITIVE_INTEGERS = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_query_heads",
-    "num_kv_heads",
-    "head_dim",
-    "num_experts",
-    "expert_intermediate_size",
-    "router_hidden_size",
-    "max_position_embeddings",
-    "experts_per_token",
-    "depthwise_conv_width",
-    "grouped_conv_width",
+    *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim"),
+    *("num_experts", "expert_intermediate_size", "router_hidden_size", "max_position_embeddings"),
+    *("experts_per_token", "depthwise_conv_width", "grouped_conv_width"),
 )
 
 _MAX_CONV_WIDTH = 4
@@ -319,12 +274,7 @@ def _validate(config: ModelConfig) -> None:
     _validate_numbers(config)
     _validate_heads(config)
     _validate_layer_pattern(config)
-    _require(
-        config.experts_per_token == 1,
-        config,
-        "experts_per_token",
-        "the released router chooses exactly 1 expert per token",
-    )
+    _validate_variants(config)
     _require(
         config.activation_dtype in ("float32", "bfloat16"),
         config,
@@ -373,6 +323,49 @@ def _validate_heads(config: ModelConfig) -> None:
         "head_dim rotary_fraction",
         "their product, the rotary channels, must be even and at least 2",
     )
+
+
+def _validate_variants(config: ModelConfig) -> None:
+    _require(
+        config.experts_per_token <= config.num_experts,
+        config,
+        "experts_per_token num_experts",
+        "a token cannot have more experts than there are",
+    )
+    has_mixing = config.attention is AttentionKind.CCA
+    for name, default in _CCA_ONLY.items():
+        _require(
+            has_mixing or getattr(config, name) is default,
+            config,
+            f"attention {name}",
+            f"only cca has it; leave it at {default}",
+        )
+    is_latent = config.attention is AttentionKind.MLA
+    for name in ("kv_latent_size", "query_latent_size"):
+        size = getattr(config, name)
+        _require(
+            size is None or (is_latent and type(size) is int and size >= 1),
+            config,
+            f"attention {name}",
+            "must be a positive integer with mla, and None with everything else",
+        )
+    if is_latent:
+        _require(
+            config.kv_latent_size is not None
+            and config.num_kv_heads == config.num_query_heads
+            and config.rotary_dim < config.head_dim,
+            config,
+            "attention kv_latent_size num_query_heads num_kv_heads rotary_fraction",
+            "mla needs a kv_latent_size, as many KV heads as query heads, and channels without "
+            "rotation in every head",
+        )
+
+
+_CCA_ONLY = {
+    "convolutions": Convolutions.BOTH,
+    "query_key_mean": QueryKeyMean.GROUP,
+    "value_path": ValuePath.DELAYED_HALF,
+}
 
 
 def _validate_layer_pattern(config: ModelConfig) -> None:

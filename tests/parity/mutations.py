@@ -67,9 +67,9 @@ MUTATIONS = (
         "residual_scale_sites_exchanged",
         BLOCK,
         (
-            ('ResidualScale(name="attention_residual")', 'ResidualScale(name="x_residual")'),
-            ('ResidualScale(name="expert_residual")', 'ResidualScale(name="attention_residual")'),
-            ('ResidualScale(name="x_residual")', 'ResidualScale(name="expert_residual")'),
+            ('name="attention_residual"', 'name="x_residual"'),
+            ('name="expert_residual"', 'name="attention_residual"'),
+            ('name="x_residual"', 'name="expert_residual"'),
         ),
     ),
     _edit(
@@ -251,9 +251,9 @@ MUTATIONS = (
     _edit(
         "router_state_passed_on_after_the_norm",
         ROUTER,
-        "return RouterOutput(class_index, gate, logits, probabilities, state)",
+        "return RouterOutput(",
         "state = state * jax.lax.rsqrt(jnp.mean(jnp.square(state), -1, keepdims=True))\n"
-        "        return RouterOutput(class_index, gate, logits, probabilities, state)",
+        "        return RouterOutput(",
     ),
     Mutation(
         "router_state_passed_on_before_the_addition",
@@ -263,7 +263,7 @@ MUTATIONS = (
                 "state = state + previous_state * state_scale[None, None, :]",
                 "mixed = state + previous_state * state_scale[None, None, :]",
             ),
-            ("logits = self._mlp(state)", "logits = self._mlp(mixed)"),
+            ("return state, self._mlp(state)", "return state, self._mlp(mixed)"),
         ),
     ),
     _edit(

@@ -24,6 +24,7 @@ from zaya_jax.checkpoint.tensor_rule import (
     set_leaf,
 )
 from zaya_jax.config import ModelConfig
+from zaya_jax.released import require_released
 
 # Each row: leaf below `params`, its axes, its name in the transformers and in the zyphra layout.
 # Numbers in braces: {layer} of ours; {attention} = 2 layer, {experts} = 2 layer + 1 and
@@ -166,7 +167,12 @@ class Layout:
     aliases: tuple[tuple[str, str], ...]  # pattern and replacement, for names met in older files
 
     def rules(self, config: ModelConfig) -> Rules:
-        """One rule for every leaf of the variables tree. A tied head has no tensor."""
+        """One rule for every leaf of the variables tree. A tied head has no tensor.
+
+        Raises:
+          ConfigError: for a variant of the architecture that no release has.
+        """
+        require_released(config, "no layout of checkpoints, plan or mesh knows its tensors")
         return _layout_rules(config, self)
 
     def canonical(self, name: str) -> str:

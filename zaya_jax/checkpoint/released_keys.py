@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,7 @@ from zaya_jax.checkpoint.hub_config import CARRIED_KEYS
 from zaya_jax.checkpoint.layouts import TRANSFORMERS, Layout
 from zaya_jax.checkpoint.rope_keys import FULL, SLIDING
 from zaya_jax.config import ConfigError, LayerType, ModelConfig
-
-# Fields of a ModelConfig that config.json has no key for: releases have the default.
-_RELEASED_VARIANTS = (
-    *("attention", "query_key_mean", "value_path", "router", "skip_class", "residual"),
-    "experts_per_token",
-)
+from zaya_jax.released import require_released
 
 
 def hub_config_keys(
@@ -32,12 +26,7 @@ def hub_config_keys(
     Raises:
       ConfigError: for a variant of the architecture that no release has.
     """
-    for field in dataclasses.fields(ModelConfig):
-        if field.name in _RELEASED_VARIANTS and getattr(model, field.name) != field.default:
-            raise ConfigError(
-                f"{field.name}={getattr(model, field.name)!s}: no released model has this variant, "
-                f"only {field.default!s}; it cannot be exported"
-            )
+    require_released(model, "it cannot be exported")
     common = {
         "architectures": ["ZayaForCausalLM"],
         "model_type": "zaya",

@@ -19,6 +19,7 @@ from zaya_jax.config import ExpertDispatch, Kernels, ModelConfig
 from zaya_jax.inference.experts import ExpertMatrices, StackedExperts
 from zaya_jax.inference.mesh import place, weight_specs
 from zaya_jax.inference.quantized import quantize
+from zaya_jax.released import require_released
 
 # Cast to the activation dtype wherever the model uses them; everything else stays float32.
 _CAST = {
@@ -74,7 +75,11 @@ def weights_from_variables(
       variables: `{"params": …, "balancing": {"biases": …}}`.
       expert_bits: of the experts' weights, see `quantized`; None keeps them.
       mesh: of `mesh.engine_mesh`; the copy is placed on it.
+
+    Raises:
+      ConfigError: for a variant of the architecture that no release has.
     """
+    require_released(config, "the engine cannot run it; `Transformer` can")
     is_split = mesh is not None and mesh.shape["expert"] > 1
     weights = _split(config, variables, expert_bits, is_split)
     return place(weights, weight_specs(weights), mesh)

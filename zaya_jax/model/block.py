@@ -1,15 +1,15 @@
-"""One layer: attention, then experts, each behind a norm and a scaled residual addition."""
+"""One layer: attention, then experts, each behind a norm and a residual addition."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import ModelConfig
-from zaya_jax.model.cca import CCAAttention
+from zaya_jax.model.attention import attention_block
 from zaya_jax.model.experts import Experts
 from zaya_jax.model.norm import ResidualScale, RMSNorm, add_and_norm
 from zaya_jax.model.router import Router, RouterOutput
@@ -63,7 +63,8 @@ class Block(nn.Module):
         self, carry: LayerCarry, layer: LayerInput, shared: SharedInput
     ) -> tuple[LayerCarry, LayerOutput]:
         """Runs one layer on the carried state."""
-        attended = CCAAttention(self.config, name="attention")(
+        attention: Any = attention_block(self.config)
+        attended = attention(self.config, name="attention")(
             self._norm("attention_norm")(carry.residual),
             cos=shared.cos[layer.rope_index],
             sin=shared.sin[layer.rope_index],
@@ -71,7 +72,7 @@ class Block(nn.Module):
             window=layer.window,
         )
         residual, x = add_and_norm(
-            ResidualScale(name="attention_residual"),
+            ResidualScale(self.config.residual, name="attention_residual"),
             self._norm("expert_norm"),
             attended,
             carry.residual,
@@ -84,8 +85,12 @@ class Block(nn.Module):
             balancing_biases=layer.balancing_biases,
             recorded_class=layer.recorded_class,
         )
-        expert_output = Experts(self.config, name="experts")(x, routed.class_index, routed.gate)
-        residual = ResidualScale(name="expert_residual")(expert_output, residual)
+        experts = Experts(self.config, name="experts")
+        expert_output = experts(x, routed.class_index, routed.gate)
+        for choice in routed.further:
+            expert_output = expert_output + experts(x, choice.class_index, choice.gate)
+        scale = ResidualScale(self.config.residual, name="expert_residual")
+        residual = scale(expert_output, residual)
         residual = split_activations(residual)
         return LayerCarry(residual, routed.state), self._report(routed, residual, shared)
 
@@ -95,6 +100,8 @@ class Block(nn.Module):
 
     def _report(self, routed: RouterOutput, residual: Array, shared: SharedInput) -> LayerOutput:
         chosen = nn.one_hot(routed.class_index, self.config.num_router_classes, dtype=jnp.float32)
+        for choice in routed.further:
+            chosen = chosen + nn.one_hot(choice.class_index, chosen.shape[-1], dtype=jnp.float32)
         return LayerOutput(
             expert_index=routed.class_index,
             logits=routed.logits,

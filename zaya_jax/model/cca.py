@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from kernels_pallas.cca import CCAWeights
 from zaya_jax.config import ModelConfig
 from zaya_jax.model import initialization
-from zaya_jax.model.linear import Linear
+from zaya_jax.model.projection import output_projection, projection
 from zaya_jax.parallel.context_parallel import mix_and_attend
 
 
@@ -30,10 +30,10 @@ class CCAAttention(nn.Module):
     ) -> Float[Array, "batch seq hidden"]:
         """The block's output, not yet added to the residual stream."""
         config = self.config
-        query = self._projection("query", config.query_size)(x)
-        key = self._projection("key", config.kv_size)(x)
-        value_current = self._projection("value_current", config.kv_size // 2)(x)
-        delayed_projection = self._projection("value_delayed", config.kv_size // 2)
+        query = projection(config, "query", config.query_size)(x)
+        key = projection(config, "key", config.kv_size)(x)
+        value_current = projection(config, "value_current", config.kv_size // 2)(x)
+        delayed_projection = projection(config, "value_delayed", config.kv_size // 2)
         value_delayed = delayed_projection(x)
         delayed_bias = (
             delayed_projection.get_variable("params", "bias") if config.attention_bias else None
@@ -50,21 +50,7 @@ class CCAAttention(nn.Module):
             implementation=config.kernels.value,
         )
         # [batch, seq, query_heads, head_dim] -> [batch, seq, query_heads * head_dim]
-        attended = attended.reshape(*attended.shape[:2], config.query_size)
-        return self._projection("output", config.hidden_size, initialization.output_matrix(config))(
-            attended
-        )
-
-    def _projection(
-        self, name: str, features: int, kernel_init: nn.initializers.Initializer | None = None
-    ) -> Linear:
-        return Linear(
-            features=features,
-            use_bias=self.config.attention_bias,
-            kernel_init=kernel_init or initialization.matrix(self.config),
-            dtype=jnp.dtype(self.config.activation_dtype),
-            name=name,
-        )
+        return output_projection(config)(attended.reshape(*attended.shape[:2], config.query_size))
 
     def _mixing_weights(self, delayed_value_bias: Array | None) -> CCAWeights:
         config = self.config

@@ -5,13 +5,13 @@
 | embedding, untied head | truncated normal, `initializer_stddev` |
 | query, key, value and expert gate/up matrices | truncated normal, `initializer_stddev` |
 | router down-projection | the same; its scale vanishes in the router's norm |
-| router MLP | truncated normal of 1 / sqrt(inputs) if fan-in, else `initializer_stddev` |
+| what scores classes | truncated normal of 1 / sqrt(inputs) if fan-in, else `initializer_stddev` |
 | attention output, expert down | the same over sqrt(2 * layers), if depth-scaled |
 | convolution taps | truncated normal, `initializer_stddev`: q and k start as their means |
 | key temperature | 1: keys as long as queries (0, as in transformers, silences keys) |
 | norm weights, residual, input and router state scales | 1 |
 | every bias | 0 |
-| balancing biases | 0 for experts, -1 for the skip class: unreachable until training moves it |
+| balancing biases | 0 for experts, `skip_class_bias` for the skip class |
 
 Truncation is at two standard deviations, with the stated deviation being that of the untruncated
 normal divided by its shrinkage, so the samples' own standard deviation is as configured.
@@ -25,8 +25,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from zaya_jax.config import ModelConfig, OutputInit, RouterInit
-
-SKIP_CLASS_BIAS = -1.0
 
 # Standard deviation of a unit normal truncated to [-2, 2].
 _TRUNCATION_SHRINKAGE = 0.87962566103423978
@@ -46,16 +44,16 @@ def output_matrix(config: ModelConfig) -> nn.initializers.Initializer:
 
 
 def router_matrix(config: ModelConfig, inputs: int) -> nn.initializers.Initializer:
-    """For the layers of the router's MLP that read `inputs` channels."""
+    """For the router's scoring matrices that read `inputs` channels."""
     if config.router_init is RouterInit.PLAIN:
         return matrix(config)
     return nn.initializers.truncated_normal(inputs**-0.5 / _TRUNCATION_SHRINKAGE)
 
 
 def balancing_biases(config: ModelConfig) -> Float[Array, "layers classes"]:
-    """The starting balancing biases, float32: 0 for experts and -1 for the skip class."""
+    """The starting balancing biases, float32: 0 for experts, `skip_class_bias` for the last."""
     biases = jnp.zeros((config.num_layers, config.num_router_classes), jnp.float32)
-    return biases.at[:, -1].set(SKIP_CLASS_BIAS)
+    return biases.at[:, -1].set(config.skip_class_bias)
 
 
 ones = jax.nn.initializers.ones

@@ -12,6 +12,7 @@ from kernels_pallas.backend import Implementation
 from kernels_pallas.norm import rms_norm, scaled_residual
 from zaya_jax.model import initialization
 from zaya_jax.parallel.residual import residual_norm_on_mesh
+from zaya_jax.variants import ResidualKind
 
 
 class RMSNorm(nn.Module):
@@ -41,12 +42,20 @@ class ResidualVectors(NamedTuple):
 
 
 class ResidualScale(nn.Module):
-    """Learned bias and scale on both branches of a residual addition; float32."""
+    """Learned bias and scale on both branches of a residual addition; float32.
+
+    The plain kind has no parameters: its vectors are constants that change nothing.
+    """
+
+    kind: ResidualKind = ResidualKind.SCALED
 
     @nn.compact
     def parameters(self, channels: int) -> ResidualVectors:
         """The vectors."""
         shape = (channels,)
+        if self.kind is ResidualKind.PLAIN:
+            zero, one = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
+            return ResidualVectors(zero, one, zero, one)
         ones, zeros = initialization.ones, initialization.zeros
         return ResidualVectors(
             hidden_bias=self.param("hidden_states_bias", zeros, shape, jnp.float32),

@@ -24,6 +24,7 @@ from zaya_jax.model.norm import RMSNorm
 from zaya_jax.model.outputs import HiddenStates, Routing, TransformerOutput
 from zaya_jax.model.rope import rope_tables
 from zaya_jax.parallel.embedding import embed_on_mesh
+from zaya_jax.variants import ResidualKind, RouterKind
 
 # Token ids, positions or segment ids; host arrays are welcome.
 TokenArray = Int[Array | np.ndarray, "batch seq"]
@@ -54,9 +55,10 @@ class Transformer(nn.Module):
             initialization.zeros,
         )
         self.embedding = self.param("embedding", matrix, shape, jnp.float32)
-        self.input_scale = self.param("input_scale", ones, width, jnp.float32)
-        self.input_bias = self.param("input_bias", zeros, width, jnp.float32)
-        if config.num_layers > 1:
+        if config.residual is ResidualKind.SCALED:
+            self.input_scale = self.param("input_scale", ones, width, jnp.float32)
+            self.input_bias = self.param("input_bias", zeros, width, jnp.float32)
+        if config.num_layers > 1 and config.router is RouterKind.MLP_EDA:
             self.router_state_scale = self.param(
                 "router_state_scale",
                 ones,
@@ -116,8 +118,9 @@ class Transformer(nn.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
         shared = _shared_input(config, positions, segment_ids)
-        embedded = embed_on_mesh(self.embedding, jnp.asarray(tokens))
-        residual = (embedded + self.input_bias[None, None, :]) * self.input_scale[None, None, :]
+        residual = embedded = embed_on_mesh(self.embedding, jnp.asarray(tokens))
+        if config.residual is ResidualKind.SCALED:
+            residual = (embedded + self.input_bias[None, None, :]) * self.input_scale[None, None, :]
         first_rms = root_mean_square(residual, shared.real_tokens)
         router_state = jnp.zeros((*tokens.shape, config.router_hidden_size), jnp.float32)
         carry, layers = self.layers(
@@ -133,10 +136,12 @@ class Transformer(nn.Module):
     def _layer_inputs(self, routes: RouteArray | None) -> LayerInput:
         config = self.config
         width = config.router_hidden_size
-        # The first layer has no router before it: scale zero.
+        # The first layer has no router before it: scale zero. Nor has any other without EDA.
         scales = [jnp.zeros((1, width), jnp.float32)]
-        if config.num_layers > 1:
+        if config.num_layers > 1 and config.router is RouterKind.MLP_EDA:
             scales.append(self.router_state_scale)
+        elif config.num_layers > 1:
+            scales.append(jnp.zeros((config.num_layers - 1, width), jnp.float32))
         sliding = np.array([kind is LayerType.SLIDING for kind in config.layer_types])
         window = None
         if sliding.any():
@@ -240,6 +245,8 @@ def _check_routes(routes: RouteArray | None, tokens: TokenArray, config: ModelCo
     if routes is None:
         return
     expected = (config.num_layers, *tokens.shape)
+    if config.experts_per_token > 1:
+        raise ValueError("routes hold one class a token; this model chooses several")
     if routes.shape != expected:
         raise ValueError(f"routes {routes.shape}: must be [layers, batch, seq] = {expected}")
     if isinstance(routes, jax.core.Tracer) or routes.size == 0:
