@@ -4,8 +4,8 @@
 
 The config file has `get_config` for the model, the optimiser and the run, as for other stages, and
 `get_rl`, which returns the environments and the rules of the stage (`zaya_jax.rl.setup.RLSetup`).
-DIR gets `config.json`, `metrics.jsonl`, `rollouts.txt` (a few of every measured step, to be read)
-and `checkpoints/`. The same command again goes on where the run stopped.
+DIR gets `config.json`, `metrics.jsonl`, `rollouts.txt` (a few of every measured step, to be read),
+`checkpoints/` and, at the end, `report.html`. The same command again goes on where the run stopped.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
 from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.report import write_report
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
 from zaya_jax.training.metrics_file import JsonlWriter, plain_record
@@ -104,6 +105,7 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
         finally:
             stage.close()
             writer.flush()
+    print(f"wrote {write_report(workdir)}", flush=True)
     return 0
 
 

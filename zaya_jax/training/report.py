@@ -21,6 +21,7 @@ from typing import Any
 from zaya_jax.config import ModelConfig
 from zaya_jax.model_size import active_parameter_count, parameter_count
 from zaya_jax.training import report_page, report_plots
+from zaya_jax.training.metrics_file import MetricsError
 from zaya_jax.training.report_data import FloatArray, Run, Stretches, finite, is_finite, total
 from zaya_jax.training.report_plots import HeatMap, LinePlot, Number, Series, short_number
 
@@ -50,6 +51,10 @@ def write_report(workdir: Path | str) -> Path:
     """
     folder = Path(workdir)
     run = Run.read(folder)
+    if "reward" in run.train[0]:
+        raise MetricsError(
+            f"{folder} is a run of reinforcement learning: python -m zaya_jax.rl.report {folder}"
+        )
     name = folder.resolve().name
     body = "".join(
         (
@@ -57,9 +62,18 @@ def write_report(workdir: Path | str) -> Path:
             report_page.section("Learning", _learning(run)),
             report_page.section("Experts and depth", _experts(run)),
             report_page.section("Speed and size", _speed(run)),
-            report_page.section("The run", _the_run(run)),
+            report_page.section("The run", run_cards(run)),
         )
     )
+    return write_page(folder, name, body)
+
+
+def write_page(folder: Path, name: str, body: str) -> Path:
+    """Writes `folder/report.html` around the sections of its body, whole or not at all.
+
+    Raises:
+      OSError: when the page cannot be written.
+    """
     geometry = {
         "WIDTH": report_plots.WIDTH,
         "LEFT": report_plots.LEFT,
@@ -303,7 +317,8 @@ def _time_split(run: Run) -> str:
     )
 
 
-def _the_run(run: Run) -> list[str]:
+def run_cards(run: Run) -> list[str]:
+    """Cards with the run's events and settings."""
     cards = []
     if run.events:
         rows = [
