@@ -45,7 +45,13 @@ from zaya_jax.training.provenance import run_metadata
 from zaya_jax.training.report import write_report
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.startup import Resumption, find_resumption, new_state, restored_state
+from zaya_jax.training.startup import (
+    Resumption,
+    base_record,
+    find_resumption,
+    new_state,
+    restored_state,
+)
 from zaya_jax.training.validation import Validator
 from zaya_jax.training.writers import MultiWriter, open_writers
 
@@ -105,7 +111,7 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         resume_step = resumption.step if resumption else None
         with open_writers(workdir, config.log, steps, resume_step) as writers:
             record_start(writers, resumption)
-            metadata = run_metadata(config)
+            metadata = run_metadata(config) | base_record(state)
             validator = Validator(config, placement, held_out)
             loop = Loop(
                 config,

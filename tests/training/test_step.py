@@ -135,7 +135,7 @@ def test_state_is_updated_in_place(state: TrainState):
 
 def test_validation_agrees_with_the_step(state: TrainState):
     validate = jax.jit(functools.partial(validation_step, RUN), compiler_options=QUICK_COMPILE)
-    sums = validate(state.variables, random_batch())
+    sums = validate(state.variables, None, random_batch())
     _, metrics = _step(RUN, state, random_batch())
     np.testing.assert_allclose(sums.loss / sums.weight, metrics.loss, rtol=1e-5)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from zaya_jax.checkpoint.adapter_reader import AdapterReader, adapter_settings, base_of
 from zaya_jax.checkpoint.error import CheckpointError, reason_of
 from zaya_jax.checkpoint.hub_config import CONFIG_FILE
 from zaya_jax.checkpoint.hub_reader import INDEX_FILE, HubReader
-from zaya_jax.checkpoint.manifest import saved_steps
+from zaya_jax.checkpoint.manifest import is_finished, saved_steps
 from zaya_jax.checkpoint.orbax_reader import VARIABLES, OrbaxReader, find_checkpoint
 from zaya_jax.checkpoint.reader import Reader
 from zaya_jax.checkpoint.unfinished import is_unfinished
+
+_LONGEST_CHAIN = 16  # LoRA runs, each begun from the one before
 
 
 def open_checkpoint(path: str | Path) -> Reader:
@@ -23,9 +26,21 @@ def open_checkpoint(path: str | Path) -> Reader:
     """
     folder = Path(path)
     try:
-        return HubReader(folder) if is_released(folder) else OrbaxReader(find_checkpoint(folder))
+        return _open(folder, _LONGEST_CHAIN)
     except (OSError, RuntimeError) as error:  # no permission, a link to itself, a failing disk
         raise CheckpointError(f"{folder} cannot be read: {reason_of(error)}") from error
+
+
+def _open(folder: Path, links: int) -> Reader:
+    if is_released(folder):
+        return HubReader(folder)
+    checkpoint = find_checkpoint(folder)
+    settings = adapter_settings(checkpoint) if is_finished(checkpoint) else None
+    if settings is None:
+        return OrbaxReader(checkpoint)
+    if not links:
+        raise CheckpointError(f"{folder}: more than {_LONGEST_CHAIN} LoRA runs upon one another")
+    return AdapterReader(checkpoint, settings, _open(base_of(checkpoint), links - 1))
 
 
 def open_intact(path: str | Path) -> Reader:

@@ -63,10 +63,10 @@ class OrbaxReader(Reader):
             raise CheckpointError(f"{folder} was not completely written; choose another one")
         self.path = folder
         self._manifest = read_manifest(folder)
-        metadata = _read_metadata(folder)
-        self.config = _saved_config(folder, metadata)
+        metadata = read_metadata(folder)
+        self.config = saved_config(folder, metadata)
         self.rules = TRANSFORMERS.rules(self.config)
-        self._arrays = _open_arrays(folder, self._manifest)
+        self._arrays = open_arrays(folder, self._manifest)
         self.leaves = self._checked_leaves()
         released = _released_folder(folder, metadata)
         if released is not None:
@@ -183,8 +183,12 @@ def array_folder(path: LeafPath) -> str:
     return f"{VARIABLES}/{'.'.join(path)}"
 
 
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    """What was saved beside the arrays; its "config" is an object that has a "model"."""
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What was saved beside the arrays; its "config" is an object that has a "model".
+
+    Raises:
+      CheckpointError: when it is something else.
+    """
     file = folder / METADATA / METADATA
     metadata = read_object(file)
     config = metadata.get("config")
@@ -195,7 +199,12 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _saved_config(folder: Path, metadata: dict[str, Any]) -> ModelConfig:
+def saved_config(folder: Path, metadata: dict[str, Any]) -> ModelConfig:
+    """The architecture that the metadata of a checkpoint tells.
+
+    Raises:
+      ConfigError: when it is none.
+    """
     fields = metadata["config"]["model"]
     try:
         config = ModelConfig.from_dict(fields)
@@ -207,7 +216,7 @@ def _saved_config(folder: Path, metadata: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def _open_arrays(folder: Path, manifest: Manifest) -> dict[LeafPath, StoredArray | RawArray]:
+def open_arrays(folder: Path, manifest: Manifest) -> dict[LeafPath, StoredArray | RawArray]:
     """All arrays of an Orbax tree, by path."""
     file = folder / VARIABLES / TREE_METADATA
     tree = read_object(file)
@@ -261,7 +270,7 @@ def _released_folder(folder: Path, metadata: dict[str, Any]) -> Path | None:
             return None
         try:
             folder = find_checkpoint(Path(start))
-            metadata = _read_metadata(folder)
+            metadata = read_metadata(folder)
         except CheckpointError:  # gone, or damaged: what it began from is not known any more
             return None
     return None

@@ -2,7 +2,7 @@
 
 | kind | parameters | Muon run | weight decay |
 | --- | --- | --- | --- |
-| matrix | `weight` of linear layers, experts' `gate_up` and `down` | Muon | yes |
+| matrix | `weight` of linear layers, experts' `gate_up` and `down`, adapters | Muon | yes |
 | table | `embedding`, `head_weight` | AdamW | yes |
 | convolution | `grouped_conv`, `depthwise_conv` | AdamW | the grouped one |
 | vector | `weight` of norms, every `*bias`, every `*scale`, `key_temperature` | AdamW | no |
@@ -31,6 +31,7 @@ class ParameterKind(enum.StrEnum):
 
 _TABLES = frozenset({"embedding", "head_weight"})
 _EXPERT_MATRICES = frozenset({"gate_up", "down"})
+_ADAPTERS = frozenset({"lora_a", "lora_b"})  # as in zaya_jax/lora.py
 _CONVOLUTIONS = frozenset({"grouped_conv", "depthwise_conv"})
 
 
@@ -44,7 +45,7 @@ def parameter_kind(path: tuple[str, ...]) -> ParameterKind:
     if name == "weight":
         is_norm = len(path) > 1 and path[-2].endswith("norm")
         return ParameterKind.VECTOR if is_norm else ParameterKind.MATRIX
-    if name in _EXPERT_MATRICES:
+    if name in _EXPERT_MATRICES | _ADAPTERS:
         return ParameterKind.MATRIX
     if name in _TABLES:
         return ParameterKind.TABLE

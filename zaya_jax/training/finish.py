@@ -11,7 +11,7 @@ from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.inference.sample import sample_text
 from zaya_jax.training.metrics_file import read_metrics
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.state import TrainState
+from zaya_jax.training.state import TrainState, model_params
 
 _MARK = "finished.json"
 
@@ -51,6 +51,8 @@ def continuation(config: RunConfig, tokenizer: Tokenizer, state: TrainState) -> 
     if length <= 0:
         return ""
     arguments: dict[str, Any] = {"max_tokens": length, "rng": state.rng}
+    params = model_params(config, state.params, state.base)
+    variables = {"params": params, "balancing": state.balancing}
     return train.sample_prompt + sample_text(
-        config.model, state.variables, tokenizer, train.sample_prompt, **arguments
+        config.model, variables, tokenizer, train.sample_prompt, **arguments
     )

@@ -147,17 +147,17 @@ class Loop:
             found = self.checkpoints.find_latest()
             if found is not None:
                 self._event(step + 1, "rewind", f"to the checkpoint of step {found.step}")
-                return found.step, self._read_state(found.step), None
+                return found.step, self._read_state(found.step, state.base), None
             outcome = Outcome.SKIPPED
         if outcome is Outcome.SKIPPED:
             self._event(step + 1, "skip", "the batch moved nothing")
         return step + 1, state, metrics
 
-    def _read_state(self, step: int) -> TrainState:
-        """A saved state; the data stream stays where it is."""
+    def _read_state(self, step: int, base: Any) -> TrainState:
+        """A saved state; the data stream and frozen parameters stay as they are."""
         template = self.placement.abstract(abstract_state(self.config))
         found = self.checkpoints.restore(step, template.variables, training_part(template))
-        return TrainState(**found.variables, **found.training)
+        return TrainState(**found.variables, **found.training, base=base)
 
     def _next_batch(self) -> dict[str, Any]:
         with self.clock.measure("data_wait"):

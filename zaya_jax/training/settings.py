@@ -8,6 +8,7 @@ from zaya_jax import presets
 from zaya_jax.checkpoint.settings import CheckpointConfig
 from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.data.config import DataConfig
+from zaya_jax.lora import LoraConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.training.watchdog import GuardConfig
@@ -70,6 +71,7 @@ class RunConfig:
     model: ModelConfig = dataclasses.field(default_factory=presets.nano)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
@@ -84,6 +86,10 @@ class RunConfig:
             raise ConfigError(
                 f"data.batch_size={batch}, train.microbatches={parts}: the microbatches must "
                 "divide the batch"
+            )
+        if self.lora.rank and not self.init_from:
+            raise ConfigError(
+                f"lora.rank={self.lora.rank} adapts a trained model: say which with init_from"
             )
         if self.data.sequence_length > self.model.max_position_embeddings:
             raise ConfigError(

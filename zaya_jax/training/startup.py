@@ -8,15 +8,18 @@ What would change the meaning of the saved state is refused; what only steers th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
 
+from zaya_jax.checkpoint.adapter_reader import BASE_CHECKSUM
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
 from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
 from zaya_jax.data.pipeline import BatchIterator
+from zaya_jax.lora import LoraConfig, params_checksum
 from zaya_jax.parallel.mesh import AXIS_RULES
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.resolved import setting_differences
@@ -59,6 +62,14 @@ def find_resumption(config: RunConfig, checkpoints: CheckpointManager) -> Resump
             + ", model.".join(differences)
             + ". Use the saved settings or another --workdir"
         )
+    # Checkpoints from before there were adapters do not say that they have none.
+    changed = _lora_differences(saved.get("lora") or {"rank": 0}, config.lora)
+    if changed:
+        raise ConfigError(
+            "this workdir holds a run with other adapters (saved -> asked for): lora."
+            + ", lora.".join(changed)
+            + ". Use the saved settings or another --workdir"
+        )
     if found.step > config.train.steps:
         raise ConfigError(
             f"train.steps={config.train.steps}: this workdir is already at step {found.step}; "
@@ -83,6 +94,15 @@ def new_state(config: RunConfig, placement: Placement) -> TrainState:
             out_shardings=shardings,
         )
         return initialise(rng)
+    variables = _given_variables(config, placement)
+    start = jax.jit(
+        lambda tree, key: state_from_variables(config, tree, key), out_shardings=shardings
+    )
+    return start(variables, rng)
+
+
+def _given_variables(config: RunConfig, placement: Placement) -> dict[str, Any]:
+    """Parameters and biases of `config.init_from`."""
     assert not isinstance(placement.mesh, AbstractMesh)  # those allocate nothing
     rules = None if placement.mesh is None else AXIS_RULES
     saved_model, variables = load_checkpoint(config.init_from, placement.mesh, rules)
@@ -92,10 +112,30 @@ def new_state(config: RunConfig, placement: Placement) -> TrainState:
             f"init_from={config.init_from!r} has another architecture (saved -> asked for): model."
             + ", model.".join(differences)
         )
-    start = jax.jit(
-        lambda tree, key: state_from_variables(config, tree, key), out_shardings=shardings
-    )
-    return start(variables, rng)
+    return variables
+
+
+def base_record(state: TrainState) -> dict[str, int]:
+    """What a LoRA run's checkpoints note of the frozen parameters; nothing in other runs."""
+    if state.base is None:
+        return {}
+    return {BASE_CHECKSUM: int(jax.jit(params_checksum)(state.base))}
+
+
+def _frozen_params(config: RunConfig, placement: Placement, saved: Mapping[str, Any]) -> Any:
+    """A LoRA run's frozen parameters, read anew.
+
+    Raises:
+      CheckpointError: when they are gone, or not those the run began with.
+    """
+    params = _given_variables(config, placement)["params"]
+    found = int(jax.jit(params_checksum)(params))
+    if found != saved.get(BASE_CHECKSUM):
+        raise CheckpointError(
+            f"init_from={config.init_from!r} holds other parameters than those this run's adapters "
+            "were trained on; put them back, or begin again in another --workdir"
+        )
+    return params
 
 
 def restored_state(
@@ -114,7 +154,10 @@ def restored_state(
     template = placement.abstract(abstract_state(config))
     restored = checkpoints.restore(step, template.variables, training_part(template))
     batches.set_state(restored.data)
-    state = TrainState(**restored.variables, **restored.training)
+    base = None
+    if config.lora.rank:
+        base = _frozen_params(config, placement, checkpoints.metadata(step))
+    state = TrainState(**restored.variables, **restored.training, base=base)
     if int(state.step) != step:
         raise CheckpointError(f"the checkpoint of step {step} says it is at step {int(state.step)}")
     return state
@@ -127,6 +170,18 @@ def _extended(saved: ModelConfig, current: ModelConfig) -> ModelConfig:
         rope_theta=current.rope_theta,
         sliding_rope_theta=current.sliding_rope_theta,
     )
+
+
+def _lora_differences(saved: Mapping[str, Any], current: LoraConfig) -> list[str]:
+    """Settings of adapters that may not change in a run, as "field: saved -> current"."""
+    if not saved["rank"] and not current.rank:  # the rest says nothing
+        return []
+    asked = {**dataclasses.asdict(current), "targets": list(current.targets)}
+    return [
+        f"{name}: {saved.get(name)!r} -> {value!r}"
+        for name, value in asked.items()
+        if saved.get(name) != value
+    ]
 
 
 def training_part(state: TrainState) -> dict[str, Any]:

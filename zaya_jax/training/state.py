@@ -13,10 +13,13 @@ from jaxtyping import Array, Float, Int, UInt32
 from zaya_jax.config import ExpertDispatch, Kernels
 from zaya_jax.data.config import DataConfig
 from zaya_jax.data.packing import BATCH_DTYPES
+from zaya_jax.lora import init_adapters, merge_adapters
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.balancing import balancing_optimizer, init_balancing
 from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.training.settings import RunConfig
+
+_ADAPTER_STREAM = 1  # of a run's random streams, the one that new adapters are drawn from
 
 
 @flax.struct.dataclass
@@ -25,12 +28,13 @@ class TrainState:
 
     Attributes:
       step: updates made.
-      params: float32 master weights.
+      params: float32 master weights that are trained: the model's, or in a LoRA run adapters.
       optimizer_state: the optimiser's moments and counts.
       balancing: `{"biases": …}`, the router's balancing biases.
       balancing_optimizer_state: moments of the load error.
       rng: key data of the run's random stream. The model draws nothing while training; sampling
         and later stages fold `step` into it.
+      base: a LoRA run's frozen parameters, which no checkpoint repeats; None in other runs.
     """
 
     step: Int[Array, ""]
@@ -39,10 +43,11 @@ class TrainState:
     balancing: dict[str, Float[Array, "layers classes"]]
     balancing_optimizer_state: optax.OptState
     rng: UInt32[Array, " 2"]
+    base: Any = None
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What `Transformer.apply` takes."""
+        """Trained parameters and biases: what a checkpoint holds of the model."""
         return {"params": self.params, "balancing": self.balancing}
 
 
@@ -62,8 +67,14 @@ def init_state(config: RunConfig, rng: Array) -> TrainState:
 
 
 def state_from_variables(config: RunConfig, variables: dict[str, Any], rng: Array) -> TrainState:
-    """A state at step 0 with the given parameters and balancing biases and new optimisers."""
-    params, balancing = variables["params"], variables["balancing"]
+    """A state at step 0 with the given parameters and balancing biases and new optimisers.
+
+    In a LoRA run the given parameters are the frozen ones, and the trained ones are new adapters.
+    """
+    params, balancing, base = variables["params"], variables["balancing"], None
+    if config.lora.rank:
+        key = jax.random.fold_in(jax.random.wrap_key_data(rng), _ADAPTER_STREAM)
+        params, base = init_adapters(key, params, config.lora), params
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -73,7 +84,13 @@ def state_from_variables(config: RunConfig, variables: dict[str, Any], rng: Arra
             balancing_optimizer(config.optimizer, config.train.steps), balancing["biases"]
         ),
         rng=rng,
+        base=base,
     )
+
+
+def model_params(config: RunConfig, params: Any, base: Any) -> Any:
+    """What `Transformer.apply` takes, from a state's trained parameters and its frozen ones."""
+    return params if base is None else merge_adapters(base, params, config.lora)
 
 
 def abstract_state(config: RunConfig) -> TrainState:

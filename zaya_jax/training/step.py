@@ -22,7 +22,7 @@ from zaya_jax.optimizer.create import create_optimizer
 from zaya_jax.optimizer.schedules import learning_rate_schedule
 from zaya_jax.training.loss import Batch, LossSums, loss_sums
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.state import TrainState
+from zaya_jax.training.state import TrainState, model_params
 
 
 @flax.struct.dataclass
@@ -34,7 +34,7 @@ class StepMetrics:
       accuracy: share of the weight whose target was the most likely token.
       tokens: real tokens in the batch.
       grad_norm: global norm of the gradient, before clipping.
-      param_norm: global norm of the parameters, before the update.
+      param_norm: global norm of the trained parameters, before the update.
       learning_rate: of this update.
       class_counts: real tokens per router class.
       residual_rms: of the residual stream by depth.
@@ -94,11 +94,19 @@ def train_step(
     return new_state, metrics
 
 
-def validation_step(config: RunConfig, state_variables: dict[str, Any], batch: Batch) -> LossSums:
-    """Loss sums of one held-out batch. Pure; jit it."""
-    return loss_sums(
-        Transformer(config.model), state_variables["params"], state_variables["balancing"], batch
-    )
+def validation_step(
+    config: RunConfig, variables: dict[str, Any], base: Any, batch: Batch
+) -> LossSums:
+    """Loss sums of one held-out batch. Pure; jit it.
+
+    Args:
+      config: the run; static.
+      variables: of the state.
+      base: of the state; None but in a LoRA run.
+      batch: as for `train_step`.
+    """
+    params = model_params(config, variables["params"], base)
+    return loss_sums(Transformer(config.model), params, variables["balancing"], batch)
 
 
 def _gradients(
@@ -109,7 +117,11 @@ def _gradients(
 
     def objective(params: Any, part: Batch) -> tuple[Array, LossSums]:
         sums = loss_sums(
-            model, params, state.balancing, part, z_loss_weight=config.train.z_loss_weight
+            model,
+            model_params(config, params, state.base),
+            state.balancing,
+            part,
+            z_loss_weight=config.train.z_loss_weight,
         )
         return sums.objective / total_weight, sums
 

@@ -38,7 +38,7 @@ class Validator:
         """Compiles ahead, so that no validation is slower than another."""
         batch = self._placement.abstract_batch(abstract_batch(self._config.data))
         with self._placement.in_force():
-            self._step = self._step.lower(state.variables, batch).compile()
+            self._step = self._step.lower(state.variables, state.base, batch).compile()
 
     def records(self, step: int, state: TrainState) -> list[dict[str, Any]]:
         """One record per source: the mean over the weight of all its batches.
@@ -55,7 +55,9 @@ class Validator:
     ) -> dict[str, Any]:
         # All batches are dispatched before the first result is read.
         place = self._placement.place_whole_batch
-        sums = jax.device_get([self._step(state.variables, place(batch)) for batch in batches])
+        sums = jax.device_get(
+            [self._step(state.variables, state.base, place(batch)) for batch in batches]
+        )
         weight = sum(float(part.weight) for part in sums)
         loss = sum(float(part.loss) for part in sums) / weight
         if not math.isfinite(loss):
