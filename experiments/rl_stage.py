@@ -47,7 +47,7 @@ def make_stage(
     maker = GroupMaker(
         rules,
         environments,
-        OnlineScheduler(starts, config.train.seed),
+        OnlineScheduler(starts, config.train.seed, shares=setup.shares),
         encode=functools.partial(prompt_ids, tokenizer),
         decode=functools.partial(response_text, tokenizer),
         held_out=setup.held_out(),

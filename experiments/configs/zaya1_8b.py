@@ -1,11 +1,13 @@
-"""The supervised stages of ZAYA1-8B: published figures where there are any, our choices elsewhere.
+"""The stages of ZAYA1-8B: published figures where there are any, our choices elsewhere.
 
     python -m experiments.pretrain --config experiments/configs/zaya1_8b.py:pretrain1 --workdir DIR
     python -m experiments.pretrain --config experiments/configs/zaya1_8b.py:pretrain2 …
     python -m experiments.midtrain --config experiments/configs/zaya1_8b.py:midtrain32k …
     python -m experiments.sft      --config experiments/configs/zaya1_8b.py:sft131k …
+    python -m experiments.rl       --config experiments/configs/zaya1_8b.py:rl_warmup …
 
 each with `--config.init_from=` the stage before. Hardware: a cluster; on one machine use --dry-run.
+The RL stages are described in `zaya1_8b_rl.py`, the supervised ones here.
 
 Published (arXiv 2605.05365): model, contexts, RoPE bases, tokens of each stage, shares of midtrain
 and SFT data, 4,096 sequences of 4,096 tokens a step, cosine from 6e-4 to 2e-4 in pretrain 1, Muon
@@ -19,8 +21,9 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from experiments.configs import base
+from experiments.configs import base, zaya1_8b_rl
 from zaya_jax.config import ConfigError
+from zaya_jax.rl.setup import RLSetup
 
 TOKENS_PER_STEP = 4_096 * 4_096
 
@@ -35,13 +38,16 @@ _STAGES = {
 
 
 def get_config(name: str = "pretrain1") -> ConfigDict:
-    """One stage.
+    """One stage, supervised or RL.
 
     Raises:
       ConfigError: for an unknown stage.
     """
+    if name in zaya1_8b_rl.NAMES:
+        return zaya1_8b_rl.get_config(name)
     if name not in _STAGES:
-        raise ConfigError(f"stage {name!r} is none of: {', '.join(_STAGES)}")
+        known = ", ".join((*_STAGES, *zaya1_8b_rl.NAMES))
+        raise ConfigError(f"stage {name!r} is none of: {known}")
     context, rope_theta, tokens, rates, shares = _STAGES[name]
     config = base.get_config("zaya1_8b")
     config.model.rope_theta = rope_theta
@@ -64,3 +70,8 @@ def get_config(name: str = "pretrain1") -> ConfigDict:
     config.train.sample_tokens = 0
     config.checkpoint.interval = 1_000
     return config
+
+
+def get_rl(name: str = "rl_warmup") -> RLSetup:
+    """What an RL stage needs besides; see `zaya1_8b_rl`."""
+    return zaya1_8b_rl.get_rl(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.cold_start import ColdStart
@@ -28,6 +28,7 @@ class RLSetup:
       environments: makes those to learn from; called when a run starts, not by a dry run, so that
         a config may name files that are not there yet.
       held_out: makes those to measure on, never learnt from.
+      shares: of the groups, by environment name; those not named have 1.
       difficulty: at which every environment starts.
       hardest: highest difficulty the curriculum may reach.
       most_prompt_tokens: longest prompt.
@@ -48,6 +49,7 @@ class RLSetup:
     engine: EngineSettings | None = None
     pipeline: PipelineConfig | None = None
     held_out: Callable[[], tuple[Environment, ...]] = tuple
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     difficulty: int = 0
     hardest: int | None = None
     cold_start: ColdStart | None = None

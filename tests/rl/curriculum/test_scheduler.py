@@ -97,3 +97,22 @@ def test_wrong_uses_are_refused() -> None:
     made = OnlineScheduler({"a": (0, 1), "b": (0, 1)}, seed=0)
     with pytest.raises(RLError, match="other environments: b"):
         scheduler(0).set_state(made.get_state())
+
+
+def test_groups_come_in_the_ratio_of_their_shares() -> None:
+    shares = {"sums": 6.0, "code": 3.0}
+    starts: dict[str, tuple[int, int | None]] = {"sums": (0, 0), "code": (0, 0), "puzzles": (0, 0)}
+    scheduler = OnlineScheduler(starts, seed=0, shares=shares)
+    counts = dict.fromkeys(starts, 0)
+    for _ in range(1_000):
+        name, difficulty, _ = scheduler.next()
+        counts[name] += 1
+        scheduler.observe(name, difficulty, 0.5)
+    assert counts["sums"] == pytest.approx(600, abs=20)
+    assert counts["code"] == pytest.approx(300, abs=20)
+
+
+@pytest.mark.parametrize("shares", [{"sums": 0.0}, {"chess": 1.0}])
+def test_a_share_of_nothing_is_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(RLError, match="curriculum: share"):
+        OnlineScheduler({"sums": (0, 0)}, seed=0, shares=shares)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.rl.environments.test_protocol import Echo
@@ -9,6 +12,7 @@ from zaya_jax.rl.environments.aggregation import (
     AggregationConfig,
     AggregationEnvironment,
     CandidateView,
+    candidates_from_jsonl,
 )
 from zaya_jax.rl.environments.protocol import BrokenEnvironmentError
 from zaya_jax.rl.errors import RLError
@@ -72,3 +76,25 @@ def test_impossible_settings_are_refused() -> None:
         AggregationConfig(candidates=0)
     with pytest.raises(BrokenEnvironmentError, match="no candidates at difficulty 4"):
         environment(CandidateView.TAIL).sample(4, 0)
+
+
+def test_candidates_of_one_problem_are_gathered_from_all_their_rows(tmp_path: Path) -> None:
+    path = tmp_path / "candidates.jsonl"
+    rows = [
+        {"difficulty": 0, "seed": 7, "responses": ["a", "b"]},
+        {"difficulty": 1, "seed": 7, "responses": ["c"]},
+        {"difficulty": 0, "seed": 7, "responses": ["d"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert candidates_from_jsonl(str(path)) == {(0, 7): ["a", "b", "d"], (1, 7): ["c"]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["{", "[]", '{"seed": 1, "responses": ["a"]}', '{"difficulty": 0, "seed": 1, "responses": []}'],
+)
+def test_a_bad_row_of_candidates_is_named(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "candidates.jsonl"
+    path.write_text('{"difficulty": 0, "seed": 1, "responses": ["a"]}\n' + row + "\n")
+    with pytest.raises(RLError, match=r"candidates\.jsonl:2: "):
+        candidates_from_jsonl(str(path))

@@ -11,7 +11,8 @@ Groups in flight when d moved do not count, so that one run of luck moves d once
 names the condition d_group = d for the first case only and says in words that updates need it;
 both have it here. Source: arXiv 2605.05365 eq. 11.
 
-Environments are drawn with weight 1 / (1 + groups finished), so that slow ones catch up.
+An environment of share s is drawn with weight s / (1 + groups finished / s), so that slow ones
+catch up and the groups of all come to stand in the ratio of their shares; without shares all are 1.
 """
 
 from __future__ import annotations
@@ -53,11 +54,19 @@ class OnlineScheduler:
         seed: int,
         *,
         raise_above: float = 0.7,
+        shares: Mapping[str, float] | None = None,
     ) -> None:
         """Starts every environment at its (difficulty, hardest).
 
+        Args:
+          starts: by name.
+          seed: of the draws.
+          raise_above: mean reward from which a difficulty goes up.
+          shares: of the groups, by name; those not named have 1.
+
         Raises:
-          RLError: without environments, or for a start outside 0 .. hardest.
+          RLError: without environments, for a start outside 0 .. hardest, or for a share that is
+            not positive or of no environment.
         """
         if not starts:
             raise RLError("a curriculum needs at least 1 environment")
@@ -69,6 +78,14 @@ class OnlineScheduler:
                     f"environment {name!r} starts at difficulty {difficulty}, outside "
                     f"0..{'' if hardest is None else hardest}"
                 )
+        self._shares = dict.fromkeys(starts, 1.0) | dict(shares or {})
+        for name, share in self._shares.items():
+            if name not in starts or not share > 0:
+                known = ", ".join(starts)
+                raise RLError(
+                    f"curriculum: share {share!r} of {name!r}: must be positive, and the "
+                    f"environment one of {known}"
+                )
         self.raise_above = raise_above
         self._progress = {name: Progress(d, top) for name, (d, top) in starts.items()}
         self._random = np.random.default_rng(seed)
@@ -76,7 +93,9 @@ class OnlineScheduler:
     def next(self) -> tuple[str, int, int]:
         """Environment, difficulty and seed of the next problem."""
         names = list(self._progress)
-        weights = np.array([1.0 / (1 + p.groups) for p in self._progress.values()])
+        shares = np.array([self._shares[name] for name in names])
+        groups = np.array([self._progress[name].groups for name in names])
+        weights = shares / (1.0 + groups / shares)
         name = names[self._random.choice(len(names), p=weights / weights.sum())]
         seed = int(self._random.integers(2**31))
         return name, self._progress[name].difficulty, seed

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -128,3 +129,26 @@ class AggregationEnvironment:
 
 def _ended(response: str) -> bool:
     return THINK_END in response or THINK_START not in response
+
+
+def candidates_from_jsonl(path: str) -> dict[tuple[int, int], list[str]]:
+    """Earlier responses from rows `{"difficulty": 0, "seed": 7, "responses": ["…", …]}`.
+
+    Raises:
+      RLError: for a row that is not so, by file and line.
+      OSError: when the file cannot be read.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                key, responses = (int(row["difficulty"]), int(row["seed"])), row["responses"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise RLError(
+                    f"{path}:{number}: needs difficulty, seed and responses ({error!r})"
+                ) from error
+            if not responses or not all(isinstance(text, str) for text in responses):
+                raise RLError(f"{path}:{number}: responses must be a list of texts, not empty")
+            found.setdefault(key, []).extend(responses)
+    return found
