@@ -11,7 +11,6 @@ DIR gets `config.json`, `metrics.jsonl`, `rollouts.txt` (a few of every measured
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import json
 import sys
@@ -24,7 +23,7 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse_arguments, run_reporting_errors
-from experiments.rl_stage import AnyStage, make_stage, prompt_ids
+from experiments.rl_stage import AnyStage, make_stage
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.config import ConfigError, architecture_differences
@@ -33,6 +32,7 @@ from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
 from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.report import write_report
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
@@ -168,13 +168,13 @@ def imitate(
     """The cold start, where the stage has one and no checkpoint to begin with."""
     if setup.cold_start is None or config.init_from:
         return variables
-    start = time.monotonic()
+    start, codec = time.monotonic(), PromptCodec(tokenizer, setup.stage.prompt)
     variables, losses = cold_start(
         setup.cold_start,
         config.model,
         variables,
-        encode=functools.partial(prompt_ids, tokenizer),
-        encode_response=lambda text: [*tokenizer.encode(text), tokenizer.eos_id],
+        encode=codec.encode,
+        encode_response=lambda text: [*tokenizer.encode(text), codec.stop_token],
         row_length=setup.stage.row_length,
         rows=setup.stage.rows_per_microbatch,
         seed=config.train.seed,

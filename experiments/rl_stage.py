@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +17,7 @@ from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.pipeline import PipelineStage, WorkerPlace
+from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.ray_engine import RayEngine
 from zaya_jax.rl.rollout_worker import RolloutEngine
 from zaya_jax.rl.sampler import ForwardSampler
@@ -38,6 +37,7 @@ def make_stage(
     tokenizer: Tokenizer,
 ) -> AnyStage:
     """The stage with samplers that hold the given weights."""
+    codec = PromptCodec(tokenizer, setup.stage.prompt)
     environments = setup.environments()
     starts = {
         environment.name: (setup.difficulty, _lower(setup.hardest, environment.hardest))
@@ -48,8 +48,8 @@ def make_stage(
         rules,
         environments,
         OnlineScheduler(starts, config.train.seed, shares=setup.shares),
-        encode=functools.partial(prompt_ids, tokenizer),
-        decode=functools.partial(response_text, tokenizer),
+        encode=codec.encode,
+        decode=codec.decode,
         held_out=setup.held_out(),
     )
     learner = Learner(rules, trainer)
@@ -57,7 +57,7 @@ def make_stage(
         sampler = ForwardSampler(
             config.model,
             variables,
-            stop_token=tokenizer.eos_id,
+            stop_token=codec.stop_token,
             most_prompt_tokens=setup.most_prompt_tokens,
             most_tokens=setup.most_response_tokens,
         )
@@ -67,7 +67,7 @@ def make_stage(
         engine_sampler,
         config.model,
         setup.engine,
-        stop_token=tokenizer.eos_id,
+        stop_token=codec.stop_token,
         most_tokens=setup.most_response_tokens,
     )
     if setup.pipeline is None:
@@ -93,20 +93,6 @@ def engine_sampler(
     """A new engine with these weights."""
     engine = Engine(model, variables, settings=settings)
     return EngineSampler(engine, stop_token=stop_token, most_tokens=most_tokens)
-
-
-def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A prompt as the model sees it."""
-    return [tokenizer.bos_id, *tokenizer.encode(text)]
-
-
-def response_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """A response as its verifier sees it; ids that are no token (the head has spare rows) show."""
-    parts, known = [], tokenizer.vocab_size
-    for is_known, run_of_ids in itertools.groupby(ids, key=lambda i: i < known):
-        text = [i for i in run_of_ids if i != tokenizer.eos_id]
-        parts.append(tokenizer.decode(text) if is_known else "\ufffd" * len(text))
-    return "".join(parts)
 
 
 def _lower(a: int | None, b: int | None) -> int | None:

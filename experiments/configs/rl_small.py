@@ -24,6 +24,7 @@ from zaya_jax.rl.aggregation import Aggregation
 from zaya_jax.rl.environments.practice import TASKS, PracticeEnvironment
 from zaya_jax.rl.length_reward import LengthRewardConfig
 from zaya_jax.rl.pipeline import PipelineConfig, WhenFull, WorkerPlace
+from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.ray_engine import ActorResources
 from zaya_jax.rl.rewards import RewardConfig
 from zaya_jax.rl.setup import ColdStart, RLSetup
@@ -99,7 +100,7 @@ def get_rl(name: str = "") -> RLSetup:
             rows_per_microbatch=20,
             aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
             norm=RESPONSE_TOKENS,
-            has_thinking=False,
+            prompt=PromptStyle.PLAIN,
             shuffle_rewards=name == "shuffled",
             # All right answers to these tasks are equally long.
             rewards=RewardConfig(advantage="maxrl", length=LengthRewardConfig(coefficient=0.0)),

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce
-from experiments.rl_stage import response_text
 from zaya_jax.config import ConfigError
-from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.rl import dry_run
 from zaya_jax.rl.dynamic_sampling import GroupFilter
@@ -104,12 +102,6 @@ def test_a_config_of_another_stage_is_refused_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"defines no get_rl\(name=...\): is it an RL config"):
         main(["--workdir", str(tmp_path / "run"), "--config", str(CONFIGS / "demo.py")])
     assert not (tmp_path / "run").exists()
-
-
-def test_ids_without_a_token_do_not_vanish_from_an_answer() -> None:
-    tokenizer = load_tokenizer("bytes")
-    ids = [*tokenizer.encode("12"), 271, *tokenizer.encode("3"), tokenizer.eos_id]
-    assert response_text(tokenizer, ids) == "12\ufffd3"
 
 
 def test_lengths_that_do_not_fit_a_row_are_refused() -> None:

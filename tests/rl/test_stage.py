@@ -20,6 +20,7 @@ from zaya_jax.rl.group_maker import GroupMaker, shuffled
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.length_reward import LengthRewardConfig
 from zaya_jax.rl.losses import PolicyLossConfig
+from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.rewards import RewardConfig
 from zaya_jax.rl.sampler import ForwardSampler
 from zaya_jax.rl.stage import Stage
@@ -34,7 +35,7 @@ CONFIG = StageConfig(
     rows_per_microbatch=16,
     norm=6,
     most_rounds=6,
-    has_thinking=False,
+    prompt=PromptStyle.PLAIN,
     rewards=RewardConfig(length=LengthRewardConfig(coefficient=0.0)),
 )
 OPTIMIZER = OptimizerConfig(

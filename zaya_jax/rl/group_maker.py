@@ -21,6 +21,7 @@ from zaya_jax.rl.environments.protocol import (
     Score,
     score_response,
 )
+from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.records import Rollout, RolloutGroup
 from zaya_jax.rl.sampler import Sampled, Sampler
 from zaya_jax.rl.stage_config import StageConfig
@@ -143,7 +144,8 @@ class GroupMaker:
 
     def _score(self, environment: Environment, problem: Problem, response: Sampled) -> Score:
         text = self.text_of(response.tokens)
-        return score_response(environment, problem, text, has_thinking=self.config.has_thinking)
+        thinks = self.config.prompt is PromptStyle.THINKING
+        return score_response(environment, problem, text, has_thinking=thinks)
 
 
 def shuffled(group: RolloutGroup, order: np.random.Generator) -> RolloutGroup:

@@ -7,6 +7,7 @@ import dataclasses
 from zaya_jax.rl.aggregation import Aggregation
 from zaya_jax.rl.dynamic_sampling import GroupFilter
 from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.rewards import RewardConfig
 
 
@@ -27,7 +28,7 @@ class StageConfig:
     group_filter: GroupFilter = GroupFilter.TASK  # which groups are trained on
     most_rounds: int = 8  # draws before a batch is trained on as it is
     router_replay: bool = True  # pin the sampler's routes in the trainer
-    has_thinking: bool = True  # the model thinks before it answers
+    prompt: PromptStyle = PromptStyle.THINKING  # what surrounds a problem
     shuffle_rewards: bool = (
         False  # a control: rewards trade places in each group, nothing is learnt
     )
