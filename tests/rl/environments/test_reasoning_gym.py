@@ -76,6 +76,17 @@ def test_unknown_and_unusable_data_sets_are_refused(gym: ReasoningGym) -> None:
         gym.environment("composite")
 
 
+def test_a_problem_that_refuses_its_own_answer_is_not_made(gym: ReasoningGym) -> None:
+    with pytest.raises(BrokenEnvironmentError, match="seed 9: its own answer is graded 0"):
+        gym.environment("jugs").sample(1, 9)  # answers that there is no solution
+
+
+def test_levels_with_a_refused_configuration_are_passed_over(gym: ReasoningGym) -> None:
+    environment = gym.environment("modulo_grid")
+    assert environment.hardest == 4
+    assert environment.sample(1, 1).difficulty == 1
+
+
 @pytest.mark.slow
 def test_every_data_set_gives_one_to_its_own_answer_and_nothing_to_others(
     gym: ReasoningGym,

@@ -7,6 +7,7 @@ right from `threshold` on and is worth 0 or 1.
 
 Making and scoring run in the sandbox: some scorers evaluate the answer as Python or sympy
 expression, and both can take forever. A scorer that raises or hangs on an answer makes it wrong.
+A problem whose own answer is not right counts as not made.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def handle(request):
     data = dataset(name, request["level"], request["seed"])
     entry = data[0]  # made again for scoring: not every entry survives JSON
     if kind == "sample":
-        return {"question": entry["question"], "answer": entry["answer"]}
+        answer = entry["answer"]
+        own = None if answer is None else float(data.score_answer(answer=str(answer), entry=entry))
+        return {"question": entry["question"], "answer": answer, "own": own}
     return {"score": float(data.score_answer(answer=request["answer"], entry=entry))}
 """
 
@@ -58,9 +61,16 @@ UNUSABLE = {
     "composite": "mixes other data sets and needs a configuration of its own",
     "game_of_life_halting": "scores text without an answer as right",
     "knight_swap": "breaks its own rules at every level, and takes half a minute for a problem",
+    "puzzle24": "takes the solution of any other puzzle, so that one answer is always right",
 }
-# Levels before the configuration is refused, or a problem takes minutes to make.
-USABLE_LEVELS = {"caesar_cipher": 2, "jugs": 2, "rubiks_cube": 4, "survo": 2}
+# Where other levels have a refused configuration, or problems that take minutes to make.
+USABLE_LEVELS = {
+    "caesar_cipher": (0, 1),
+    "jugs": (0, 1),
+    "modulo_grid": (0, 2, 3, 4, 5),
+    "rubiks_cube": (0, 1, 2, 3),
+    "survo": (0, 1),
+}
 
 
 class ReasoningGym:
@@ -79,8 +89,8 @@ class ReasoningGym:
         self.seconds = seconds
         self._server: SandboxServer = library_server("reasoning_gym", SERVER_SOURCE, unsafe=unsafe)
         levels = self._server.call({"kind": "levels", "name": ""}, seconds=60.0)["levels"]
-        self.levels: dict[str, int] = {
-            name: USABLE_LEVELS.get(name, count)
+        self.levels: dict[str, tuple[int, ...]] = {
+            name: USABLE_LEVELS.get(name, tuple(range(count)))
             for name, count in levels.items()
             if name not in UNUSABLE
         }
@@ -124,18 +134,18 @@ class ReasoningGymEnvironment:
 
     @property
     def hardest(self) -> int:
-        """Highest level that still changes something."""
-        return self._gym.levels[self._dataset] - 1
+        """Number of the last usable level."""
+        return len(self._gym.levels[self._dataset]) - 1
 
     def sample(self, difficulty: int, seed: int) -> Problem:
         """Problem of a level and seed; the answer in its reference is None where many are right."""
-        level = min(difficulty, self.hardest)
+        place = f"{self.name} difficulty {difficulty} seed {seed}"
         try:
-            made = self._gym.call("sample", self._dataset, level=level, seed=seed)
+            made = self._gym.call("sample", self._dataset, level=self._level(difficulty), seed=seed)
         except ServerError as error:
-            raise BrokenEnvironmentError(
-                f"{self.name} difficulty {difficulty} seed {seed}: {error}"
-            ) from error
+            raise BrokenEnvironmentError(f"{place}: {error}") from error
+        if made["own"] is not None and made["own"] < self._threshold:
+            raise BrokenEnvironmentError(f"{place}: its own answer is graded {made['own']:g}")
         prompt = f"{made['question'].rstrip()}\n\n{ANSWER_INSTRUCTION}"
         return Problem(self.name, difficulty, seed, prompt, {"answer": made["answer"]})
 
@@ -144,7 +154,7 @@ class ReasoningGymEnvironment:
         content = last_tagged(answer)
         if content is None:
             return Score(0.0, "no answer tags")
-        level = min(problem.difficulty, self.hardest)
+        level = self._level(problem.difficulty)
         try:
             graded = self._gym.call(
                 "score", self._dataset, level=level, seed=problem.seed, answer=content
@@ -155,3 +165,7 @@ class ReasoningGymEnvironment:
             raise BrokenEnvironmentError(f"{self.name}: {error}") from error
         right = graded >= self._threshold
         return Score(float(right), "right" if right else f"graded {graded:g}")
+
+    def _level(self, difficulty: int) -> int:
+        """The curriculum's level of a difficulty; beyond the last usable one, that one."""
+        return self._gym.levels[self._dataset][min(difficulty, self.hardest)]
