@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,7 @@ def decode(ids: list[int]) -> str:
 
 
 def environment(
-    view: CandidateView, responses: list[str] = RESPONSES, **fields: int
+    view: CandidateView, responses: list[str] = RESPONSES, **fields: Any
 ) -> AggregationEnvironment:
     config = AggregationConfig(view=view, **fields)
     return AggregationEnvironment(Echo(), {(0, 3): responses}, config, encode=encode, decode=decode)
@@ -54,13 +56,22 @@ def test_a_tail_as_long_as_the_thinking_shows_all_of_it() -> None:
     assert problem.prompt.count("one two three") == 4
 
 
-def test_answers_are_shown_of_finished_candidates_only() -> None:
-    problem = environment(CandidateView.ANSWER, [*RESPONSES, UNFINISHED]).sample(0, 0)
-    assert problem.prompt.count("<answer>") == 5
-    assert "never ends" not in problem.prompt
-    assert "--- Attempt 6 ---" not in problem.prompt
-    with pytest.raises(BrokenEnvironmentError, match="no finished candidate"):
-        environment(CandidateView.ANSWER, [UNFINISHED]).sample(0, 0)
+def test_answers_are_shown_of_all_who_gave_one_and_tails_of_the_others() -> None:
+    made = environment(CandidateView.ANSWER, [*RESPONSES, UNFINISHED, "bare", ""], tail_tokens=4)
+    problem = made.sample(0, 0)
+    shown = re.findall(r"--- Attempt \d ---\n(.*)", problem.prompt)
+    wanted = [f"<answer>{i}</answer>" for i in range(5)]
+    assert sorted(shown) == sorted([*wanted, "ends", "bare"])  # nothing of the empty one
+    assert "one two" not in problem.prompt
+    orders = {tuple(re.findall(r"<answer>(\d)", made.sample(0, s).prompt)) for s in range(5)}
+    assert len(orders) > 1  # shuffled by the seed
+    with pytest.raises(BrokenEnvironmentError, match="no candidate for 3 says anything"):
+        environment(CandidateView.ANSWER, ["", "<think></think>"]).sample(0, 0)
+
+
+def test_candidates_of_several_origins_make_environments_of_several_names() -> None:
+    names = [environment(CandidateView.TAIL, origin=o).name for o in ("", "expert", "self")]
+    assert names == ["echo+tail", "echo+tail/expert", "echo+tail/self"]
 
 
 def test_the_inner_environment_scores() -> None:

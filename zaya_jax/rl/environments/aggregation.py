@@ -5,8 +5,10 @@ A round of test-time compute by Markovian RSA (arXiv 2605.05365; RSA, arXiv 2509
 the model itself wrote before, its answer is verified like the problem's own.
 
     Markovian RSA   the last `tail` tokens of each candidate's thinking, C drawn without replacement
-    PaCoRe          each candidate's answer section, all of them, in random order
+    PaCoRe          each candidate's answer section, all of them, in random order; of a candidate
+                    that gave no answer, the tail of its thinking
 
+Candidates of an expert and of the model itself go into two environments, told apart by `origin`.
 No verifier's verdict reaches the prompt. Tails are cut as token ids and decoded once.
 """
 
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,7 +27,9 @@ from zaya_jax.rl.environments.protocol import (
     Environment,
     Problem,
     Score,
+    strip_thinking,
 )
+from zaya_jax.rl.environments.record_files import from_jsonl
 from zaya_jax.rl.errors import RLError
 
 
@@ -34,7 +37,7 @@ class CandidateView(enum.StrEnum):
     """Which part of an earlier response the model gets to see."""
 
     TAIL = "tail"  # the end of the thinking: Markovian RSA
-    ANSWER = "answer"  # what follows the thinking; unfinished candidates are left out: PaCoRe
+    ANSWER = "answer"  # what follows the thinking, or else the end of it: PaCoRe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class AggregationConfig:
     view: CandidateView = CandidateView.TAIL
     candidates: int = 4  # C; PaCoRe shows all there are
     tail_tokens: int = 4_096  # tau
+    origin: str = ""  # who wrote the candidates: "expert", "self"; becomes part of the name
 
     def __post_init__(self) -> None:
         if self.candidates < 1 or self.tail_tokens < 1:
@@ -88,8 +92,9 @@ class AggregationEnvironment:
 
     @property
     def name(self) -> str:
-        """The inner name with the view."""
-        return f"{self._inner.name}+{self._config.view}"
+        """The inner name with the view, and with the origin if it has one."""
+        origin = f"/{self._config.origin}" if self._config.origin else ""
+        return f"{self._inner.name}+{self._config.view}{origin}"
 
     @property
     def hardest(self) -> int:
@@ -105,7 +110,9 @@ class AggregationEnvironment:
         inner_seed = draw.choice(seeds)
         shown = self._shown(self._candidates[difficulty, inner_seed], draw)
         if not shown:
-            raise BrokenEnvironmentError(f"{self.name}: no finished candidate for {inner_seed}")
+            raise BrokenEnvironmentError(
+                f"{self.name}: no candidate for {inner_seed} says anything"
+            )
         problem = self._inner.sample(difficulty, inner_seed)
         prompt = prompt_text(aggregation_prompt(problem.prompt, [Piece(text) for text in shown]))
         reference = {"inner": dataclasses.asdict(problem)}
@@ -117,38 +124,46 @@ class AggregationEnvironment:
 
     def _shown(self, responses: Sequence[str], draw: random.Random) -> list[str]:
         if self._config.view is CandidateView.ANSWER:
-            answers = [text.rpartition(THINK_END)[2].strip() for text in responses]
-            finished = [a for a, text in zip(answers, responses, strict=True) if _ended(text) and a]
-            return draw.sample(finished, len(finished))
+            parts = [answer_of(text) or self._tail(text) for text in responses]
+            return [part for part in draw.sample(parts, len(parts)) if part]
         chosen = draw.sample(list(responses), min(self._config.candidates, len(responses)))
-        thoughts = [text.partition(THINK_END)[0].rpartition(THINK_START)[2] for text in chosen]
-        return [
-            self._decode(self._encode(thought)[-self._config.tail_tokens :]) for thought in thoughts
-        ]
+        return [self._tail(text) for text in chosen]
+
+    def _tail(self, response: str) -> str:
+        """The end of the thinking."""
+        thought = response.partition(THINK_END)[0].rpartition(THINK_START)[2]
+        return self._decode(self._encode(thought)[-self._config.tail_tokens :])
 
 
-def _ended(response: str) -> bool:
-    return THINK_END in response or THINK_START not in response
+def answer_of(response: str) -> str:
+    """What follows the last end of thinking, or everything without any; else nothing."""
+    return (strip_thinking(response) or "").strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateRow:
+    """Earlier responses to one problem.
+
+    Raises:
+      RLError: on construction, without responses.
+    """
+
+    difficulty: int
+    seed: int
+    responses: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.responses:
+            raise RLError("field 'responses' is empty")
 
 
 def candidates_from_jsonl(path: str) -> dict[tuple[int, int], list[str]]:
     """Earlier responses from rows `{"difficulty": 0, "seed": 7, "responses": ["…", …]}`.
 
     Raises:
-      RLError: for a row that is not so, by file and line.
-      OSError: when the file cannot be read.
+      RLError: for a file that cannot be read, or a row that is not so, by file, line and field.
     """
     found: dict[tuple[int, int], list[str]] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-                key, responses = (int(row["difficulty"]), int(row["seed"])), row["responses"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise RLError(
-                    f"{path}:{number}: needs difficulty, seed and responses ({error!r})"
-                ) from error
-            if not responses or not all(isinstance(text, str) for text in responses):
-                raise RLError(f"{path}:{number}: responses must be a list of texts, not empty")
-            found.setdefault(key, []).extend(responses)
+    for row in from_jsonl(path, CandidateRow):
+        found.setdefault((row.difficulty, row.seed), []).extend(row.responses)
     return found
