@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.checkpoint.hub_folders import (
 from zaya_jax import load_checkpoint
 from zaya_jax.checkpoint.convert import convert
 from zaya_jax.checkpoint.manager import CheckpointError
+from zaya_jax.checkpoint.manifest import write_manifest
+from zaya_jax.checkpoint.open import open_checkpoint
+from zaya_jax.config import Kernels
 from zaya_jax.model.transformer import Transformer
 
 WHERE = ("released", "orbax")
@@ -80,6 +84,23 @@ def test_the_model_runs_with_narrow_matrices(folders: dict[str, Path]):
     logits = jax.jit(Transformer(config).apply)(variables, tokens).logits
     assert logits.dtype == jnp.float32
     assert bool(jnp.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("folders", [BFLOAT16], indirect=True)
+def test_a_run_that_insisted_on_kernels_loads_where_there_are_none(
+    folders: dict[str, Path], tmp_path: Path
+):
+    folder = Path(shutil.copytree(folders["orbax"], tmp_path / "run"))
+    metadata = folder / "metadata" / "metadata"
+    saved = json.loads(metadata.read_text())
+    saved["config"]["model"]["kernels"] = "pallas"
+    metadata.write_text(json.dumps(saved))
+    write_manifest(folder)
+    assert open_checkpoint(folder).config.kernels is Kernels.PALLAS
+    config, variables = load_checkpoint(folder, dtype="bfloat16")
+    assert config.kernels is Kernels.AUTO
+    tokens = jnp.asarray([[2, 5, 7, 11]])
+    assert bool(jnp.isfinite(jax.jit(Transformer(config).apply)(variables, tokens).logits).all())
 
 
 @pytest.mark.parametrize("folders", [BFLOAT16], indirect=True)

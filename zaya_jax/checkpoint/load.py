@@ -21,7 +21,7 @@ from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.orbax_reader import VARIABLES, OrbaxReader
 from zaya_jax.checkpoint.reader import Leaf, Reader, check_finite
 from zaya_jax.checkpoint.tensor_rule import LeafPath, Precision, axis_sizes, get_leaf, set_leaf
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import Kernels, ModelConfig
 
 MATRIX_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -48,7 +48,8 @@ def load_checkpoint(
         training wants. Router, convolutions, norms, scales and biases are always float32.
 
     Returns:
-      The architecture, and `{"params": …, "balancing": {"biases": …}}`.
+      The configuration, and `{"params": …, "balancing": {"biases": …}}`. `kernels=pallas` was said
+      for the machine that trained and comes back as `auto`, which runs on this one.
 
     Raises:
       CheckpointError: when there is no checkpoint, it is unfinished or damaged, or a mesh axis
@@ -70,9 +71,12 @@ def load_checkpoint(
     shardings = {
         leaf_path: _sharding(leaf, mesh, split) for leaf_path, leaf in reader.leaves.items()
     }
+    config = reader.config
+    if config.kernels is Kernels.PALLAS:
+        config = config.replace(kernels=Kernels.AUTO)
     if isinstance(reader, OrbaxReader):
-        return reader.config, _load_orbax(reader, shardings, matrices)
-    return reader.config, _load_released(reader, shardings, matrices)
+        return config, _load_orbax(reader, shardings, matrices)
+    return config, _load_released(reader, shardings, matrices)
 
 
 def _matrix_dtype(dtype: DTypeLike | None) -> np.dtype:

@@ -13,7 +13,7 @@ from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError
 from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.orbax_reader import TOKENIZER_FILE
-from zaya_jax.config import ConfigError, Kernels
+from zaya_jax.config import ConfigError
 from zaya_jax.data.config import DataError
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.inference.engine import Engine
@@ -104,8 +104,6 @@ def load_engine(
     """
     own = find_tokenizer(checkpoint, tokenizer)
     config, variables = load_checkpoint(checkpoint)
-    if config.kernels is Kernels.PALLAS:  # said for the machine that trained, not for this one
-        config = config.replace(kernels=Kernels.AUTO)
     if own.vocab_size > config.vocab_size:
         raise DataError(
             f"tokenizer {own.name!r} has {own.vocab_size} ids, the model only "

@@ -13,7 +13,8 @@ def create_optimizer(config: OptimizerConfig, total_steps: int) -> optax.Gradien
     """The transformation from gradients to parameter updates.
 
     Raises:
-      ConfigError: when the schedule does not fit into `total_steps`.
+      ConfigError: when the schedule does not fit into `total_steps`, and for kernels that cannot
+        run here.
     """
     create = muon if config.kind is OptimizerKind.MUON else adamw
     return create(config, total_steps)

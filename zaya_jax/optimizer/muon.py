@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
+from zaya_jax.kernel_choice import check_kernels
 from zaya_jax.optimizer.adamw import clip_by_global_norm
 from zaya_jax.optimizer.groups import decay_mask, names_of, uses_muon
 from zaya_jax.optimizer.newton_schulz import orthogonalize
@@ -39,8 +40,10 @@ def muon(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformat
     Gradients must be those of the whole batch: orthogonalising is not linear.
 
     Raises:
-      ConfigError: when the schedule does not fit into `total_steps`.
+      ConfigError: when the schedule does not fit into `total_steps`, and for kernels that cannot
+        run here.
     """
+    check_kernels("config.optimizer.muon_kernels", config.muon_kernels)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
     rules = {"muon": scale_by_muon(config), "adamw": adam}

@@ -13,9 +13,9 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zaya_jax.config import ConfigError, ModelConfig
+from zaya_jax.kernel_choice import check_kernels
 from zaya_jax.parallel.mesh import BATCH_NAMES, TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
-from zaya_jax.training.kernel_choice import check_kernels
 from zaya_jax.training.shardings import tree_shardings
 
 
