@@ -20,7 +20,7 @@ from zaya_jax.data import (
     training_batches,
     validation_batches,
 )
-from zaya_jax.data.pipeline import Batch
+from zaya_jax.data.pipeline import Batch, LoadedText
 from zaya_jax.data.planned import PlannedExamples
 
 
@@ -57,7 +57,7 @@ def text(config: DataConfig) -> PlannedExamples:
     return load_text(config)
 
 
-def _take(config: DataConfig, text: PlannedExamples, count: int, **hosts: int) -> list[Batch]:
+def _take(config: DataConfig, text: LoadedText, count: int, **hosts: int) -> list[Batch]:
     batches = training_batches(config, text, **hosts)
     taken = [next(batches) for _ in range(count)]
     batches.close()
@@ -87,29 +87,72 @@ def test_resumes_exactly(config: DataConfig, text: PlannedExamples, prefetch: in
     resumed.close()
 
 
-def test_another_number_of_hosts_continues_the_same_global_batches(
-    config: DataConfig, text: PlannedExamples
+def _leg(
+    config: DataConfig, text: LoadedText, state: dict | None, hosts: int, count: int
+) -> tuple[list[Batch], dict]:
+    """Global batches that several hosts make together from a saved position, and the next one."""
+    streams = [
+        training_batches(config, text, process_index=n, process_count=hosts) for n in range(hosts)
+    ]
+    if state is not None:
+        for stream in streams:
+            stream.set_state(json.loads(json.dumps(state)))
+    taken = []
+    for _ in range(count):
+        parts = [next(stream) for stream in streams]
+        taken.append({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    states = [stream.get_state() for stream in streams]
+    assert all(own == states[0] for own in states)  # any host's position is everybody's
+    for stream in streams:
+        stream.close()
+    return taken, states[0]
+
+
+def _sample_ids(batches: list[Batch]) -> list[bytes]:
+    """Which examples, in the order of rows and segments."""
+    return [
+        row[segments == number].tobytes()
+        for batch in batches
+        for row, segments in zip(batch["tokens"], batch["segment_ids"], strict=True)
+        for number in range(1, segments.max() + 1)
+    ]
+
+
+@pytest.mark.parametrize("packing", ["planned", "online"])
+def test_any_number_of_hosts_and_workers_continues_the_same_global_samples(
+    config: DataConfig, text: PlannedExamples, packing: str
 ):
-    whole = _take(config, text, 9)
-    one = training_batches(config, text)
-    for _ in range(5):
-        next(one)
-    state = one.get_state()
-    one.close()
-    hosts = [training_batches(config, text, process_index=n, process_count=2) for n in (0, 1)]
-    for host in hosts:
-        host.set_state(state)
-    for expected in whole[5:]:
-        parts = [next(host) for host in hosts]
-        joined = {name: np.concatenate([p[name] for p in parts]) for name in expected}
-        _same([joined], [expected])
-    for host in hosts:
-        host.close()
+    """Legs end within epochs, one at a change of the mixture's stage."""
+    loaded: LoadedText = text
+    if packing == "online":
+        config = DataConfig(
+            source="synthetic",
+            tokenizer="bytes",
+            max_bytes=15_000,
+            sequence_length=160,
+            batch_size=4,
+            packing_bins=8,
+        )
+        loaded = load_text(config)
+    legs = [(1, 0, 2), (2, 2, 4), (4, 1, 3), (2, 0, 1), (1, 2, 30), (4, 2, 2)]
+    whole = _take(config, loaded, sum(count for _, _, count in legs))
+    state, joined = None, []
+    for number, (hosts, workers, count) in enumerate(legs):
+        own = workers if packing == "planned" else 0
+        leg = dataclasses.replace(config, workers=own, prefetch_batches=number % 3)
+        batches, state = _leg(leg, loaded, state, hosts, count)
+        joined += batches
+    _same(joined, whole)
+    ids = _sample_ids(joined)
+    assert ids == _sample_ids(whole)
+    assert len(ids) > len(set(ids)) > 20  # beyond the first epoch, and not one sample repeated
 
 
 def test_hosts_must_divide_the_batch(config: DataConfig, text: PlannedExamples):
-    with pytest.raises(DataError, match="batch_size=4 cannot be divided among 3 hosts"):
-        training_batches(config, text, process_count=3)
+    online = DataConfig(source="synthetic", tokenizer="bytes", max_bytes=40_000, batch_size=4)
+    for stream in (config, online):
+        with pytest.raises(DataError, match="batch_size=4 cannot be divided among 3 hosts"):
+            training_batches(stream, text if stream is config else None, process_count=3)
 
 
 def _chat_tokens(batch: Batch) -> int:

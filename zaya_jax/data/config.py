@@ -48,6 +48,7 @@ class DataConfig:
     packing_bins: int = 256  # windows filled at the same time; more fill better; online only
     shuffle_seed: int = 0  # of the order of pieces, new in every epoch, and of windows
     prefetch_batches: int = 4  # batches prepared ahead by one thread; 0: none, no thread
+    workers: int = 0  # threads that put batches together; planned only; 0: who asks for them does
 
     # Validation
     validation_batches: int = 8  # most batches of each source in one validation
@@ -74,6 +75,9 @@ class DataConfig:
         for name in ("sequence_length", "batch_size", "packing_bins", "validation_batches"):
             _require_integer(self, name, 1)
         _require_integer(self, "prefetch_batches", 0)
+        _require_integer(self, "workers", 0)
+        if self.workers and self.packing is Packing.ONLINE:
+            raise ConfigError(f"workers={self.workers} needs packing=planned")
         _require_integer(self, "shuffle_seed", 0)
         if self.shuffle_seed >= 2**32:
             raise ConfigError(f"shuffle_seed={self.shuffle_seed!r}: must be below 2**32")

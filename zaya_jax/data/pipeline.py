@@ -19,6 +19,7 @@ from zaya_jax.data.planned import (
     PlannedExamples,
     load_planned,
     planned_identity,
+    rows_of_host,
     validation_windows,
 )
 from zaya_jax.data.sources import documents_fingerprint, read_source
@@ -86,7 +87,7 @@ def training_batches(
     Args:
       config: What to read and how to cut it.
       text: `load_text(config)` if the caller has it; None reads it now.
-      process_index: which part of every batch's rows to make; planned packing only.
+      process_index: which part of every batch's rows to give.
       process_count: into how many parts the rows are divided.
     """
     text = load_text(config) if text is None else text
@@ -100,8 +101,7 @@ def training_batches(
             process_count,
         )
         return _iterate(config, planned, planned_identity(config, text))
-    if process_count > 1:
-        raise DataError("packing=online reads on one host only; set packing=planned")
+    rows = rows_of_host(config.batch_size, process_index, process_count)
     pieces = grain.MapDataset.source(PieceSource(text.train, config.sequence_length))
     pieces = pieces.seed(config.shuffle_seed).shuffle().repeat()
     windows = pack(
@@ -115,6 +115,8 @@ def training_batches(
     batches = to_batches(
         windows, config.batch_size, drop_remainder=True, pad_id=text.tokenizer.pad_id
     )
+    if process_count > 1:  # every host packs the whole stream, so that its order is the same
+        batches = batches.map(lambda batch: {name: x[rows] for name, x in batch.items()})
     return _iterate(config, batches, _identity(config, text))
 
 

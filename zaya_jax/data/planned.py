@@ -8,8 +8,12 @@ in the same order. Each host makes only its own rows of every batch.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import grain
@@ -23,6 +27,7 @@ from zaya_jax.data.packing_plan import PackingPlan, plan_packing
 from zaya_jax.data.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
+Window = tuple[AnyExamples, np.ndarray]  # where its examples lie, and which they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,45 +129,84 @@ class PlannedDataset(grain.IterDataset):
           DataError: when the hosts do not divide the batch.
         """
         super().__init__()
-        if config.batch_size % process_count:
-            raise DataError(
-                f"batch_size={config.batch_size} cannot be divided among {process_count} hosts"
-            )
         self.config, self.mixture, self.pad_id = config, mixture, pad_id
         self.parts = [source.train for source in sources]
-        rows = config.batch_size // process_count
-        self.rows = slice(process_index * rows, (process_index + 1) * rows)
+        self.rows = rows_of_host(config.batch_size, process_index, process_count)
 
     def __iter__(self) -> PlannedIterator:
         return PlannedIterator(self)
 
 
 class PlannedIterator(grain.DatasetIterator):
-    """Batches without end, and their position."""
+    """Batches without end, and their position.
+
+    Which windows come next is decided in order by whoever asks; workers only copy tokens, each a
+    batch of its own, and batches are given out in order. So their number shows nowhere.
+    """
 
     def __init__(self, dataset: PlannedDataset) -> None:
         super().__init__()
         self._dataset = dataset
         self._planner = Planner(dataset.config, dataset.mixture, dataset.parts)
         zeros = [0] * len(dataset.parts)
-        self._position = Position(0, list(zeros), list(zeros))
+        self._given_out = Position(0, list(zeros), list(zeros))
+        self._planned = copy.deepcopy(self._given_out)  # ahead of it by what workers have begun
+        workers = dataset.config.workers
+        self._pool = concurrent.futures.ThreadPoolExecutor(workers) if workers else None
+        self._begun: collections.deque[tuple[Future[Batch], Position]] = collections.deque()
 
     def __next__(self) -> Batch:
-        dataset = self._dataset
-        chosen = self._planner.next_batch(self._position)
-        members = [
-            (dataset.parts[w.source], self._planner.plan(w.source, w.epoch).window(w.number))
-            for w in chosen[dataset.rows]
-        ]
-        return make_batch(members, dataset.config.sequence_length, dataset.pad_id)
+        if self._pool is None:
+            members = self._next_members()
+            self._given_out = copy.deepcopy(self._planned)
+            return self._make(members)
+        while len(self._begun) <= self._dataset.config.workers:
+            batch = self._pool.submit(self._make, self._next_members())
+            self._begun.append((batch, copy.deepcopy(self._planned)))
+        batch, self._given_out = self._begun.popleft()
+        return batch.result()
 
     def get_state(self) -> dict[str, Any]:
         """The position as JSON holds it."""
-        return dataclasses.asdict(self._position)
+        return dataclasses.asdict(self._given_out)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position."""
-        self._position = Position(state["batch"], list(state["windows"]), list(state["tokens"]))
+        self._drop_begun()
+        self._given_out = Position(state["batch"], list(state["windows"]), list(state["tokens"]))
+        self._planned = copy.deepcopy(self._given_out)
+
+    def close(self) -> None:
+        """Stops the workers."""
+        self._drop_begun()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _next_members(self) -> list[Window]:
+        chosen = self._planner.next_batch(self._planned)
+        return [
+            (self._dataset.parts[w.source], self._planner.plan(w.source, w.epoch).window(w.number))
+            for w in chosen[self._dataset.rows]
+        ]
+
+    def _make(self, members: Sequence[Window]) -> Batch:
+        return make_batch(members, self._dataset.config.sequence_length, self._dataset.pad_id)
+
+    def _drop_begun(self) -> None:
+        while self._begun:
+            self._begun.popleft()[0].cancel()
+
+
+def rows_of_host(batch_size: int, process_index: int, process_count: int) -> slice:
+    """The rows of every global batch that one host makes.
+
+    Raises:
+      DataError: when the hosts do not divide the batch.
+    """
+    if batch_size % process_count:
+        raise DataError(f"batch_size={batch_size} cannot be divided among {process_count} hosts")
+    rows = batch_size // process_count
+    return slice(process_index * rows, (process_index + 1) * rows)
 
 
 def validation_windows(config: DataConfig, examples: AnyExamples, pad_id: int) -> list[Batch]:
@@ -177,13 +221,11 @@ def validation_windows(config: DataConfig, examples: AnyExamples, pad_id: int) -
     return batches
 
 
-def make_batch(
-    windows: Sequence[tuple[AnyExamples, np.ndarray]], sequence_length: int, pad_id: int
-) -> Batch:
+def make_batch(windows: Sequence[Window], sequence_length: int, pad_id: int) -> Batch:
     """Windows as arrays `[windows, sequence_length]`: segments numbered from 1, positions from 0.
 
     Args:
-      windows: for each, where its examples lie and which they are.
+      windows: what is in each.
       sequence_length: tokens of a window.
       pad_id: token and target of the unused rest.
     """
