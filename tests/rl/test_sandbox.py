@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from zaya_jax.rl import sandbox as sandbox_module
 from zaya_jax.rl import sandbox_command
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sandbox import Sandbox, SandboxError, Verdict
@@ -194,6 +195,18 @@ def test_nothing_outside_can_be_reached(
 
 
 @needs_bubblewrap
+def test_in_a_user_namespace_only_tmp_can_be_written(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module.os, "getuid", lambda: 1_000)  # as if not started by root
+    for place in ("/x", "/dev/x", "/dev/shm/x", "/program/x", "/usr/x", "/proc/x"):
+        outcome = sandbox.run(f"open({place!r}, 'w')")
+        assert (outcome.verdict, outcome.stdout) == (Verdict.FAILED, b""), place
+    written = "open('/tmp/x', 'w').write('x'); open('/dev/null', 'w').write('x'); print(1)"
+    assert sandbox.run(written).stdout == b"1\n"
+
+
+@needs_bubblewrap
 def test_descriptors_of_the_parent_are_not_inherited(sandbox: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -227,6 +240,65 @@ print("parent ends")
     outcome = sandbox.run(source)  # `no_residue` looks for the grandchild
     assert (outcome.verdict, outcome.stdout) == (Verdict.OK, b"parent ends\n")
     assert outcome.seconds < 30
+
+
+@needs_bubblewrap
+def test_zombies_run_out_of_processes_and_leave_none_behind(sandbox: Sandbox) -> None:
+    source = """
+import os
+made = 0
+try:
+    while True:
+        if os.fork() == 0:
+            os._exit(0)  # never waited for
+        made += 1
+except OSError:
+    print(made)
+"""
+    outcome = sandbox.run(source)
+    assert outcome.verdict is Verdict.OK
+    assert 0 < int(outcome.stdout) < LIMITS.processes
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("target", ["-1", "os.getppid()", "1"])
+def test_signals_reach_nobody_but_the_program(sandbox: Sandbox, target: str) -> None:
+    source = f"""
+import os, signal
+try: os.kill({target}, signal.SIGKILL)
+except OSError: pass
+print(1)
+"""
+    outcome = sandbox.run(source)  # and we are still here
+    assert (outcome.verdict, outcome.stdout) == (Verdict.OK, b"1\n")
+    own = sandbox.run("import os, signal; os.killpg(0, signal.SIGKILL)")
+    assert own.verdict is Verdict.CRASHED
+
+
+@needs_bubblewrap
+def test_a_program_that_stops_itself_ends_at_the_wall_clock_limit() -> None:
+    stopped = Sandbox(Limits(wall_seconds=1.0)).run(
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    assert stopped.verdict is Verdict.TIMEOUT
+
+
+@needs_bubblewrap
+def test_several_processes_have_the_memory_of_as_many_and_no_more(sandbox: Sandbox) -> None:
+    source = """
+import os
+for _ in range(3):
+    if os.fork() == 0:
+        break
+try:
+    bytearray(2**29)
+except MemoryError:
+    os.write(1, b"x")
+while True:
+    try: os.wait()
+    except ChildProcessError: break
+"""
+    assert sandbox.run(source).stdout == b"x" * 4
 
 
 @needs_bubblewrap

@@ -157,8 +157,8 @@ def _mounts(limits: Limits, program: int, packages: Sequence[Path]) -> list[str]
     words += ["--perms", "1777", "--size", str(limits.file_bytes), "--tmpfs", "/tmp"]
     words += ["--perms", "0755", "--dir", str(PROGRAM.parent)]
     words += ["--perms", "0444", "--ro-bind-data", str(program), str(PROGRAM)]
-    # Whatever else bubblewrap made for mount points becomes read-only too.
-    return [*words, "--remount-ro", "/", "--chdir", "/tmp"]
+    # Whatever else bubblewrap made becomes read-only too: in a user namespace all of it is ours.
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
 def _python_home() -> Path:
