@@ -58,21 +58,35 @@ def initial_variables() -> dict[str, Any]:
 
 
 def balanced(config: Any, variables: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
-    """Moves the balancing biases until no expert has more than twice the mean load."""
+    """Sets the balancing biases so that no expert has more than twice the mean load.
+
+    One layer after the other: a layer's loads depend on its own biases and those before.
+    """
 
     @jax.jit
-    def load_of(biases: jax.Array) -> jax.Array:
+    def probabilities_of(biases: np.ndarray) -> jax.Array:
         own = {**variables, "balancing": {"biases": biases}}
-        return Transformer(config).apply(own, tokens, method="hidden_states").routing.load
+        return Transformer(config).apply(own, tokens, method="hidden_states").routing.probabilities
 
-    biases = variables["balancing"]["biases"]
+    biases = np.array(variables["balancing"]["biases"])
+    for layer in range(config.num_layers):
+        # [batch, seq, classes] -> [tokens, classes]
+        own = np.asarray(probabilities_of(biases)[layer]).reshape(-1, biases.shape[1])
+        biases[layer] = _evened(own, biases[layer])
+    return {**variables, "balancing": {"biases": jnp.asarray(biases)}}
+
+
+def _evened(probabilities: np.ndarray, biases: np.ndarray) -> np.ndarray:
+    """One layer's biases, moved until the experts' loads are even enough; the last one is kept."""
+    experts = len(biases) - 1
     for step in range(200):
-        load = load_of(biases)
-        if float(jnp.max(load)) <= 2.0 / config.num_experts:
+        chosen = np.argmax(probabilities + biases, axis=1)
+        load = np.bincount(chosen, minlength=experts + 1) / len(chosen)
+        if load.max() <= 2.0 / experts:
             break
-        error = load[:, :-1] - 1.0 / config.num_experts
-        biases = biases.at[:, :-1].add(-0.02 * 0.98**step * jnp.sign(error))
-    return {**variables, "balancing": {"biases": biases}}
+        change = 0.02 * 0.98**step * np.sign(load[:-1] - 1.0 / experts)
+        biases = np.append(biases[:-1] - change, biases[-1])
+    return biases.astype(np.float32)
 
 
 def batch() -> dict[str, np.ndarray]:

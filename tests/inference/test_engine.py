@@ -164,7 +164,7 @@ def test_programs_stay_few() -> None:
     chunks = {settings.token_bucket(count) for count in range(1, settings.prefill_chunk + 1)}
     assert tables == {4, 8, 16, 32, 64, 128, 256}
     assert rows == {1, 4, 16}
-    assert chunks == {32, 256}
+    assert chunks == {16, 64, 256}
     shapes = warm_up_shapes(settings, 4_096)
     assert len(shapes.decode) == len(tables) * len(rows)
     assert len(shapes.prefill) == len(tables) * 2 * len(chunks)

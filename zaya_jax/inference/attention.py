@@ -162,7 +162,11 @@ def _attend(
     split = past.key.shape[1]
 
     def weighted(weights: Array, values: Array) -> Array:
-        return jnp.einsum("rhgts,rshd->rthgd", weights, values, preferred_element_type=jnp.float32)
+        # Values on the right: there a key's channels stay together when heads are moved outwards.
+        sums = jax.lax.dot_general(
+            weights, values, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=jnp.float32
+        )
+        return sums.transpose(0, 3, 1, 2, 4)  # [rows, kv_heads, group, seq, head_dim] -> seq second
 
     attended = weighted(probabilities[..., :split], past.value)
     attended = attended + weighted(probabilities[..., split:], value)

@@ -2,9 +2,9 @@
 
 Few tokens come at a time, so reading weights is what takes time. On a CPU every expert's matrices
 are arrays of their own (`ExpertMatrices`): out of a stack, whichever expert a token needs would
-first be copied. Tokens are sorted by expert, and each expert that has some multiplies them in
-blocks of a few rows; experts without tokens are not read. Elsewhere, and for the definition, the
-stacked arrays go to `kernels_pallas.expert_mlp`.
+first be copied. Tokens are sorted by expert, and each expert that has some multiplies them one by
+one or, where there are many, in blocks of rows; experts without tokens are not read. Elsewhere, and
+for the definition, the stacked arrays go to `kernels_pallas.expert_mlp`.
 FLOPs: 6 H F per row of a block. Bytes: 3 H F per block.
 """
 
@@ -21,9 +21,9 @@ from kernels_pallas.backend import Implementation
 from kernels_pallas.expert_mlp import Dispatch, expert_mlp
 from zaya_jax.inference.quantized import QuantizedMatrix, dequantize
 
-# Rows of a block, by how many tokens there are at least; the last row of the table is for chunks of
-# prompts, where wasted rows of a product cost more than reading weights twice.
-_BLOCK_ROWS = ((1, 1), (2, 4), (64, 16), (256, 32))
+# Rows of a block, by how many tokens an expert has on average at least. XLA reads the weights three
+# to four times as fast for one row as for several, on all cores at that: see `_product`.
+_BLOCK_ROWS = ((0, 1), (4, 16), (16, 32))
 
 
 class ExpertMatrices(NamedTuple):
@@ -85,7 +85,7 @@ def _in_blocks(
     x: Array, class_index: Array, gate: Array, experts: ExpertMatrices
 ) -> Float[Array, "tokens hidden"]:
     tokens, count = x.shape[0], len(experts.down)
-    rows = next(rows for least, rows in reversed(_BLOCK_ROWS) if tokens >= least)
+    rows = next(rows for least, rows in reversed(_BLOCK_ROWS) if tokens >= least * count)
     of_expert = jnp.sum(class_index[:, None] == jnp.arange(count)[None, :], axis=0, dtype=jnp.int32)
     start = jnp.cumsum(of_expert) - of_expert
     order = jnp.argsort(class_index, stable=True)  # tokens of expert 0 first, skipped ones last
@@ -113,11 +113,19 @@ def _in_blocks(
 
 def _swiglu(x: Array, gate_up: Array | QuantizedMatrix, down: Array | QuantizedMatrix) -> Array:
     """One expert on rows of tokens, float32."""
+    if x.ndim == 2 and x.shape[0] == 1:
+        return _swiglu(x[0], gate_up, down)[None]
+    g, u = jnp.split(_product(x, gate_up), 2, axis=-1)
+    return _product((jax.nn.silu(g) * u).astype(x.dtype), down)
 
-    def product(a: Array, b: Array | QuantizedMatrix) -> Array:
-        b = dequantize(b, a.dtype) if isinstance(b, QuantizedMatrix) else b.astype(a.dtype)
-        axes = (((1,), (1,)), ((), ()))
-        return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
-    g, u = jnp.split(product(x, gate_up), 2, axis=1)
-    return product((jax.nn.silu(g) * u).astype(x.dtype), down)
+def _product(a: Array, b: Array | QuantizedMatrix) -> Array:
+    """The last axis of both contracted, float32.
+
+    XLA for CPUs makes a loop over the rows of `b`, spread over the cores, of a vector times a
+    transposed matrix; anything else that is as small runs on one core.
+    """
+    b = dequantize(b, a.dtype) if isinstance(b, QuantizedMatrix) else b.astype(a.dtype)
+    if a.ndim == 1:
+        return jnp.matmul(a, b.T, preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -98,9 +98,11 @@ class EngineSettings:
         return min(bucket, most)
 
     def token_bucket(self, tokens: int) -> int:
-        """Either a short chunk or a full one."""
-        short = min(self.prefill_chunk, max(_SHORT_CHUNK, self.prefill_chunk // 8))
-        return short if tokens <= short else self.prefill_chunk
+        """A short chunk, four times as many tokens, …, at most a full chunk."""
+        bucket = _SHORT_CHUNK
+        while bucket < tokens:
+            bucket *= 4
+        return min(bucket, self.prefill_chunk)
 
     def table_bucket(self, pages: int) -> int:
         """`least_table` pages, twice, four times as many, …, at most all."""
@@ -125,7 +127,7 @@ def warm_up_shapes(settings: EngineSettings, tokens: int) -> WarmUpShapes:
     def row_buckets(most: int) -> list[int]:
         return sorted({settings.row_bucket(rows, most) for rows in range(1, most + 1)})
 
-    chunks = sorted({settings.token_bucket(1), settings.prefill_chunk})
+    chunks = sorted({settings.token_bucket(count + 1) for count in range(settings.prefill_chunk)})
     return WarmUpShapes(
         decode=[(rows, table) for table in tables for rows in row_buckets(settings.part_slots)],
         prefill=[
