@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from benchmarks.gpu_kernel_cases import GROUPS, ON_GPU, Operation, head_sizes
 from kernels_pallas.device_time import seconds
+from kernels_pallas.offline_compile import LineParser
 
 # (what, form) that is to be no slower than the share of (peer, form): the limits that are wanted.
 WANTED = (
@@ -136,12 +137,31 @@ def comparisons(rows: list[Row], logits_bytes: int) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+def _options() -> argparse.Namespace:
+    parser = LineParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="at least 1 (15)")
     parser.add_argument("--only", help="operations whose name contains this")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: must be at least 1")
+    if options.json:  # known before the measuring, which takes long
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            _beside(options.json).touch()
+            _beside(options.json).unlink()
+        except OSError as error:
+            parser.error(f"--json {options.json}: {error.strerror}")
+    return options
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def main() -> None:
+    options = _options()
     device = jax.devices()[0].device_kind
     print(f"{device}, jax {jax.__version__}: medians of {options.rounds} rounds, milliseconds")
     rows: list[Row] = []
@@ -152,11 +172,12 @@ def main() -> None:
             rows.append(row)
             temporary = f"{row.temporary_bytes / 2**20:10.1f} MiB"
             print(f"{row.name:38s}{row.form:>8s}{row.milliseconds:12.3f}{temporary}", flush=True)
+    if options.only and not any(options.only in row.name for row in rows):
+        raise SystemExit(f"error: --only {options.only}: no operation has that in its name")
     compared = comparisons(rows, logits_bytes=4 * math.prod(head_sizes()[::2]))
     for entry in compared:
         print(f"{entry['what']}: {entry['measured']:.2f} (wanted {entry['wanted']:.2f})")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         record = {
             "device": device,
             "jax": jax.__version__,
@@ -165,7 +186,9 @@ def main() -> None:
             "rows": [dataclasses.asdict(row) for row in rows],
             "comparisons": compared,
         }
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished = _beside(options.json)
+        unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(options.json)
 
 
 if __name__ == "__main__":
