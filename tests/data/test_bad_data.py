@@ -38,6 +38,18 @@ def _with(folder: Path, *bad: object) -> Path:
         ({"text": "\ud800"}, "half of a surrogate pair"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role 'robot' is none of"),
         ({"messages": [CHAT["messages"][0], {"role": "assistant", "content": ""}]}, "is empty"),
+        ({"messages": [{**CHAT["messages"][0], "content": "\ud800"}, CHAT["messages"][1]]}, "half"),
+        ({"messages": [{**CHAT["messages"][1], "tool_calls": 5}]}, "'tool_calls' is int"),
+        ({**CHAT, "tools": 5}, "'tools' is int"),
+        ({**CHAT, "tools": [{"name": "f", "parameters": 5}]}, "tool 0: its parameters are no"),
+        (
+            {**CHAT, "tools": [{"name": "f", "parameters": {"properties": {"x": 5}}}]},
+            "tool 0: its properties are no object of objects",
+        ),
+        (
+            {**CHAT, "tools": [{"name": "f", "parameters": {"required": 5}}]},
+            "'required' is int",
+        ),
         ("{", "not JSON"),
         ("\x00\x01", "not JSON"),
     ],

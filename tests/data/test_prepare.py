@@ -69,6 +69,24 @@ def test_prepared_examples_are_those_of_the_source(source: Path, prepared: Path)
     assert {k: v for k, v in direct.outcomes.items() if v} == read.outcomes
 
 
+def test_an_empty_file_and_a_repeated_one_are_counted_and_left_out(source: Path, tmp_path: Path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    original = (source / "0.jsonl").read_bytes()
+    for name, content in (("a", original), ("b", b""), ("c", b"{\n"), ("d", original)):
+        (folder / f"{name}.jsonl").write_bytes(content)
+    report = prepare(_config(folder), tmp_path / "prepared", workers=1)
+    assert f"{folder}/b.jsonl: holds nothing usable" in report
+    assert f"{folder}/c.jsonl: holds nothing usable" in report
+    assert any(line.startswith(f"{folder}/d.jsonl: repeats {folder}/a.jsonl") for line in report)
+    loaded = load_text(_config(tmp_path / "prepared")).sources[0]
+    alone = tmp_path / "alone"
+    prepare(_config(source / "0.jsonl"), alone, workers=1)
+    once = load_text(_config(alone)).sources[0]
+    assert len(loaded.train) == len(once.train)
+    assert loaded.outcomes == once.outcomes
+
+
 def test_training_reads_prepared_data(prepared: Path):
     batches = training_batches(_config(prepared))
     first = [next(batches) for _ in range(3)]
@@ -84,11 +102,11 @@ def test_a_killed_run_goes_on_and_gives_the_same_files(
 
     real, calls = module.read_samples, []
 
-    def dies_at_the_second(*arguments: object) -> object:
+    def dies_at_the_second(*arguments: object, **options: object) -> object:
         calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(module, "read_samples", dies_at_the_second)
     with pytest.raises(KeyboardInterrupt):
@@ -144,6 +162,18 @@ def test_another_folder_is_not_written_over(source: Path, tmp_path: Path, prepar
         prepare(_config(source), tmp_path, workers=1)
     with pytest.raises(DataError, match="sequence_length: 96 -> 64"):
         prepare(_config(source, sequence_length=64), prepared, workers=1)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_makes_the_same_shards(source: Path, prepared: Path, tmp_path: Path):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    prepare(_config(source), tmp_path / "done", workers=1, ray="local")
+    manifests = [
+        json.loads((f / "manifest.json").read_text()) for f in (prepared, tmp_path / "done")
+    ]
+    assert manifests[0] == manifests[1]
+    with pytest.raises(DataError, match="more than max_bad_rows=0 unusable rows"):
+        prepare(_config(source, max_bad_rows=0), tmp_path / "bad", workers=1, ray="local")
 
 
 @pytest.mark.slow

@@ -69,12 +69,8 @@ def parse_conversation(row: Mapping[str, Any]) -> Conversation:
     for index, message in enumerate(parsed):
         if message.role == "system" and index > 0:
             raise RowError(f"message {index}: the system message must come first")
-    tools = row.get("tools") or ()
-    if isinstance(tools, str) or not isinstance(tools, Sequence):
-        raise RowError(f"'tools' is {type(tools).__name__}, expected a list")
-    return Conversation(
-        parsed, tuple(_declaration(index, tool) for index, tool in enumerate(tools))
-    )
+    tools = enumerate(_entries(row, "tools"))
+    return Conversation(parsed, tuple(_declaration(index, tool) for index, tool in tools))
 
 
 def split_reasoning(content: str) -> tuple[str | None, str]:
@@ -125,7 +121,7 @@ def _message(message: Any) -> Message:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise RowError(f"role {role!r} is none of {', '.join(ROLES)}")
-    calls = tuple(_tool_call(call) for call in message.get("tool_calls") or ())
+    calls = tuple(_tool_call(call) for call in _entries(message, "tool_calls"))
     if calls and content is None:
         content = ""
     if not isinstance(content, str):
@@ -165,7 +161,24 @@ def _declaration(index: int, tool: Any) -> Mapping[str, Any]:
     inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise RowError(f"tool {index} has no name")
+    schema = inner.get("parameters") or {}
+    if not isinstance(schema, Mapping):
+        raise RowError(f"tool {index}: its parameters are no object")
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(details, Mapping) for details in properties.values()
+    ):
+        raise RowError(f"tool {index}: its properties are no object of objects")
+    _entries(schema, "required")
     return inner
+
+
+def _entries(fields: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A list that may be missing."""
+    value = fields.get(name) or ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RowError(f"{name!r} is {type(value).__name__}, expected a list")
+    return value
 
 
 def _as_text(value: Any) -> str:

@@ -3,9 +3,11 @@
     python -m zaya_jax.data.prepare --source DIR --output PREPARED --tokenizer zaya_demo_8k \
         --sequence-length 32768 --workers 8
 
-Every input file becomes one shard of each part, made by one of the worker processes. The command
-may be killed at any time; the same command again makes only the shards that are missing. Shards are
-the same for any number of workers. Repeated rows are found within a file, not across files.
+Every input file becomes one shard of each part, made by one of the worker processes or, with
+`--ray ADDRESS`, by a task on a Ray cluster whose machines share the folders. The command may be
+killed at any time; the same command again makes only the shards that are missing. Shards are the
+same for any number of workers. Repeated rows are found within a file, not across files; a file that
+gives the same shards as one before it is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from zaya_jax.data.prepared import (
 )
 from zaya_jax.data.row_files import optional_library, row_files_of
 from zaya_jax.data.samples import read_samples
+from zaya_jax.data.spread import map_in_processes, map_on_ray
 from zaya_jax.data.tokenizer import tokenizer_of
 
 PARTS = ("train", "validation")
@@ -54,12 +56,18 @@ def main(argv: Sequence[str]) -> int:
         max_bytes=None,
         packing="planned",  # type: ignore[arg-type]
     )
-    print("\n".join(prepare(config, arguments.output, arguments.workers)))
+    print("\n".join(prepare(config, arguments.output, arguments.workers, arguments.ray)))
     return 0
 
 
-def prepare(config: DataConfig, output: Path, workers: int) -> list[str]:
+def prepare(config: DataConfig, output: Path, workers: int, ray: str = "") -> list[str]:
     """Writes the shards of `config.source` that are missing, then the manifest; returns a report.
+
+    Args:
+      config: what to read and how.
+      output: folder of the shards; on a cluster, one that all machines share.
+      workers: processes of this machine.
+      ray: address of a Ray cluster to use instead; "" for none.
 
     Raises:
       DataError: for unusable input, or a folder with shards of another tokenizer or window.
@@ -69,11 +77,9 @@ def prepare(config: DataConfig, output: Path, workers: int) -> list[str]:
     _claim(output, {"source": config.source, **description})
     inputs = row_files_of(config.source) or [config.source]
     make = functools.partial(_make_shard, config, output)
-    if workers > 1:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            facts = pool.map(make, list(enumerate(inputs)), chunksize=1)
-    else:
-        facts = [make(item) for item in enumerate(inputs)]
+    items = list(enumerate(inputs))
+    facts = map_on_ray(make, items, ray) if ray else map_in_processes(make, items, workers)
+    facts, repeats = _without_repeats(facts, inputs)
     shards = {part: [Shard(**f[part]) for f in facts if f[part]["examples"]] for part in PARTS}
     if not shards["train"] or not shards["validation"]:
         raise DataError(f"source {config.source!r} holds too little to train and validate on")
@@ -84,8 +90,26 @@ def prepare(config: DataConfig, output: Path, workers: int) -> list[str]:
     write_manifest(output, description, shards, outcomes=dict(outcomes), bad_rows=bad)
     return [
         *(note for fact in facts for note in fact["notes"]),
+        *repeats,
         *(_summary(part, shards[part]) for part in PARTS),
     ]
+
+
+def _without_repeats(
+    facts: Sequence[dict[str, Any]], inputs: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Facts of the files whose shards no file before them gave, and a note for each other one."""
+    first: dict[tuple[str, ...], str] = {}
+    kept, notes = [], []
+    for fact, source in zip(facts, inputs, strict=True):
+        content = tuple(fact[part]["sha256"] for part in PARTS)
+        examples = sum(fact[part]["examples"] for part in PARTS)
+        if examples and content in first:
+            notes.append(f"{source}: repeats {first[content]}; {examples:,} examples left out")
+            continue
+        first.setdefault(content, source)
+        kept.append(fact)
+    return kept, notes
 
 
 def _make_shard(config: DataConfig, output: Path, item: tuple[int, str]) -> dict[str, Any]:
@@ -95,7 +119,7 @@ def _make_shard(config: DataConfig, output: Path, item: tuple[int, str]) -> dict
     if done.is_file():
         facts: dict[str, Any] = json.loads(done.read_text())
         return facts
-    samples = read_samples(source, config)
+    samples = read_samples(source, config, may_be_empty=True)
     encoder = Encoder(config, tokenizer_of(config))
     parts: dict[str, list[Piece]] = {part: [] for part in PARTS}
     for sample in samples.samples:
@@ -108,7 +132,8 @@ def _make_shard(config: DataConfig, output: Path, item: tuple[int, str]) -> dict
     }
     facts["outcomes"] = {str(outcome): count for outcome, count in encoder.outcomes.items()}
     facts["bad_rows"] = samples.bad.count
-    notes = (samples.bad.summary(), encoder.summary(source))
+    empty = "" if samples.samples else f"{source}: holds nothing usable"
+    notes = (samples.bad.summary(), encoder.summary(source), empty)
     facts["notes"] = [note for note in notes if note]
     temporary = done.with_suffix(".tmp")
     temporary.write_text(json.dumps(facts))
@@ -167,6 +192,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--validation-fraction", type=float, default=0.001, help="share held out")
     parser.add_argument("--max-bad-rows", type=int, default=100, help="per file, before it stops")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--ray",
+        default="",
+        metavar="ADDRESS",
+        help='Ray cluster instead: "auto", "local", host:port',
+    )
     return parser
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class PreparedExamples:
     def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
         self._paths = [folder / shard.name for shard in shards]
         self._readers: dict[int, Any] = {}
+        self._lock = threading.Lock()  # readers are not made for several threads at a time
         sizes = [
             _load_lengths(path, shard) for path, shard in zip(self._paths, shards, strict=True)
         ]
@@ -70,7 +72,8 @@ class PreparedExamples:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         path = self._paths[shard]
         try:
-            [record] = self._reader(shard).read([index - int(self._starts[shard])])
+            with self._lock:
+                [record] = self._reader(shard).read([index - int(self._starts[shard])])
         except (RuntimeError, IndexError, ValueError, OSError) as error:
             raise DataError(f"shard '{path}' cannot be read: {error}; prepare it again") from error
         ids, learnt = decode(record)

@@ -41,8 +41,13 @@ class Samples:
     repeated: int
 
 
-def read_samples(source: str, config: DataConfig) -> Samples:
+def read_samples(source: str, config: DataConfig, *, may_be_empty: bool = False) -> Samples:
     """Reads a source by name, path or URL; see `docs/data.md` for the kinds.
+
+    Args:
+      source: what to read.
+      config: limits on bytes and on bad rows.
+      may_be_empty: whether a source without anything usable is one without samples.
 
     Raises:
       DataError: when there is no such source, it holds nothing usable, or too many bad rows.
@@ -57,7 +62,7 @@ def read_samples(source: str, config: DataConfig) -> Samples:
             total += _size(sample)
         if config.max_bytes is not None and total >= config.max_bytes:
             break
-    if not unique:
+    if not unique and not may_be_empty:
         found = f": {bad.summary()}" if bad.count else ""
         raise DataError(f"source {source!r} holds nothing to train on{found}")
     return Samples(_name(source), tuple(unique.values()), bad, read - len(unique))
@@ -117,7 +122,9 @@ def _from_row(row: Row) -> Sample:
     fields = row.fields
     if fields.get("messages") is not None:
         conversation = parse_conversation(fields)
-        plain = json.dumps(dataclasses.asdict(conversation), sort_keys=True, default=str)
+        fields = dataclasses.asdict(conversation)
+        _digest(json.dumps(fields, ensure_ascii=False, default=str))  # refuses half characters
+        plain = json.dumps(fields, sort_keys=True, default=str)
         return Sample(row.place, _digest(plain), conversation)
     text = fields.get("text")
     if text is None:
