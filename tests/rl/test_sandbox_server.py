@@ -100,6 +100,13 @@ def test_the_memory_of_the_server_is_out_of_reach(server: SandboxServer) -> None
         server.call({"x": 1, "code": "open(f'/proc/{os.getppid()}/mem', 'r+b')"}, seconds=30)
 
 
+def test_a_call_may_not_have_more_cpu_time_than_the_sandbox() -> None:
+    with SandboxServer(SOURCE, Sandbox(Limits(cpu_seconds=2))) as short:
+        assert short.call({"x": 1}, seconds=60)["echo"] == 1
+        with pytest.raises(CallError, match="ended without an answer"):
+            short.call({"x": 1, "code": "while True: pass"}, seconds=60)
+
+
 def test_a_server_that_cannot_start_says_why() -> None:
     with pytest.raises(ServerError, match=r"(?s)cannot start: .*No module named 'nowhere'"):
         SandboxServer("import nowhere", Sandbox(LIMITS)).call({}, seconds=5)

@@ -40,7 +40,8 @@ def _serve():
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: calls cannot read or change us
     alone = sys.argv[0] == "/program/main.py" and os.getppid() == 1  # in a process namespace
     def call(request, seconds, writer):
-        limit = max(1, int(seconds))
+        limit, most = max(1, int(seconds)), resource.getrlimit(resource.RLIMIT_CPU)[1]
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         try:
             result = {"result": handle(request)}

@@ -69,9 +69,10 @@ def handle(request):
         answer = environment.parameter.get("reference_answer")
         return {"made": True, "prompt": prompt, "answer": None if answer is None else str(answer)}
     if hashlib.sha256(prompt.encode()).hexdigest() != request["digest"]:
-        return {"made": False}
+        return {"made": True, "same": False}
     found = environment.verifier("<answer>" + request["answer"] + "</answer>")
-    return {"made": True, "right": bool(found["accuracy"]), "graded": float(found["reward"])}
+    right, graded = bool(found["accuracy"]), float(found["reward"])
+    return {"made": True, "same": True, "right": right, "graded": graded}
 """
 
 # Checked against the gym's 400 environments.
@@ -190,10 +191,11 @@ class RLVEEnvironment:
             return Score(0.0, f"the verifier refused the answer: {error}")
         except ServerError as error:
             raise BrokenEnvironmentError(f"{self.name}: {error}") from error
-        if not found["made"]:
+        if not (found["made"] and found["same"]):
+            fault = "gives another problem" if found["made"] else "failed"
             raise BrokenEnvironmentError(
                 f"{self.name} difficulty {problem.difficulty} seed {problem.seed}: "
-                "making it again gives another problem"
+                f"making it again {fault}"
             )
         return Score(float(found["right"]), f"graded {found['graded']:g}")
 
