@@ -8,11 +8,12 @@
 | pretrain | Python's standard library | 256 |
 | midtrain | sums with worked traces, library text | 512 |
 | sft | sums with worked traces in chat form | 1,024 |
-| rl_warmup | sums of two or three digits, rewarded for the right answer alone | 64 |
+| rl_warmup | sums of two numbers, rewarded for the right answer alone | 64 |
 | rl_adaptive | longer sums as the policy gets better | 96 |
 
-The first three are those of `small.py`. RL problems are of the sources that SFT learnt from; each
-stage is measured on problems that none of them trained on.
+The first three are those of `small.py`. RL problems are of the kind that SFT learnt from; each
+stage is measured on problems that none of them trained on. 60 steps of so small batches are enough
+to see a stage work, not to learn arithmetic: in our trials the solve rate stayed where SFT left it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def get_config(name: str = "rl_warmup") -> ConfigDict:
     config = small.get_config("sft")
     config.optimizer.kind = "adamw"
     config.optimizer.schedule = "constant"
-    config.optimizer.peak_learning_rate = 5e-4
-    config.optimizer.final_learning_rate = 5e-4
+    config.optimizer.peak_learning_rate = 2e-4
+    config.optimizer.final_learning_rate = 2e-4
     config.optimizer.warmup_steps = 0
     config.optimizer.weight_decay = 0.0
     config.data.batch_size = 1  # rows are the stage's
@@ -72,7 +73,7 @@ def get_config(name: str = "rl_warmup") -> ConfigDict:
 
 
 def get_rl(name: str = "rl_warmup") -> RLSetup:
-    """Environments and rules of an RL stage: 16 problems of 8 rollouts a step.
+    """Environments and rules of an RL stage: 24 problems of 8 rollouts a step.
 
     Raises:
       ConfigError: for an unknown stage.
@@ -80,7 +81,7 @@ def get_rl(name: str = "rl_warmup") -> RLSetup:
     _check(name)
     return RLSetup(
         stage=StageConfig(
-            prompts=16,
+            prompts=24,
             group_size=8,
             row_length=256,
             rows_per_microbatch=16,
@@ -94,12 +95,12 @@ def get_rl(name: str = "rl_warmup") -> RLSetup:
         most_prompt_tokens=PROMPT_TOKENS,
         most_response_tokens=RESPONSE_TOKENS,
         engine=EngineSettings(
-            slots=128,
+            slots=192,
             page_size=32,
-            cache_tokens=128 * (PROMPT_TOKENS + RESPONSE_TOKENS),
+            cache_tokens=192 * (PROMPT_TOKENS + RESPONSE_TOKENS),
             prefill_chunk=PROMPT_TOKENS,
             prefill_rows=32,
-            least_rows=128,
+            least_rows=192,
             least_table=8,
             decode_steps=16,
         ),
@@ -109,11 +110,11 @@ def get_rl(name: str = "rl_warmup") -> RLSetup:
 
 
 def _sums(*, held_out: bool) -> SourceProblems:
-    """Sums of 2 or 3 numbers, then of 4, then of 5."""
+    """Sums of 2 numbers, then of 3, then of 4."""
     sources = tuple(
         f"reasoning_gym:chain_sum?size=4000&seed={RL_SEED + 4_000 * level}"
         f"&min_terms={least}&max_terms={most}&max_digits=1"
-        for level, (least, most) in enumerate(((2, 3), (4, 4), (5, 5)))
+        for level, (least, most) in enumerate(((2, 2), (3, 3), (4, 4)))
     )
     return SourceProblems("sums", sources, held_out=held_out, validation_fraction=0.1)
 
