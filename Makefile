@@ -16,13 +16,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recipe-small test lint bench
+.PHONY: help demo recipe-small aggregation-small test lint bench
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train a small ZAYA model on the text of Python's standard library (CPU, about 3 minutes);"
 	@echo "             again: resume; results in WORKDIR=$(WORKDIR)"
 	@echo "make recipe-small   pretraining, midtraining on reasoning and SFT in miniature, in runs/recipe"
+	@echo "make aggregation-small   a model that learns to aggregate attempts; single samples, votes and"
+	@echo "             Markovian RSA beside each other, in runs/aggregation"
 	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
 	@echo "make lint    ruff and mypy"
@@ -36,6 +38,20 @@ demo: $(INSTALLED)base
 recipe-small: $(INSTALLED)data
 	@echo "==> pretraining, midtraining and SFT in miniature; the same command resumes"
 	$(HUGE_PAGES) $(BIN)/python -m experiments.recipe --workdir runs/recipe
+
+AGGREGATION := runs/aggregation
+aggregation-small: $(INSTALLED)test
+	@echo "==> tokenizer, SFT, then three ways to spend compute with three seeds; the same command resumes"
+	test -f $(AGGREGATION)/tokenizer.json || $(BIN)/python -m zaya_jax.data.train_tokenizer \
+	    --config experiments/configs/aggregation_small.py --vocab-size 640 \
+	    --output $(AGGREGATION)/tokenizer.json
+	$(HUGE_PAGES) $(BIN)/python -m experiments.sft --workdir $(AGGREGATION)/sft \
+	    --config experiments/configs/aggregation_small.py
+	for seed in 0 1 2; do for ttc in none majority light; do \
+	    $(BIN)/python -m experiments.evaluate --ttc $$ttc --workdir $(AGGREGATION)/$$ttc-$$seed \
+	        --config experiments/configs/evaluation/aggregation_small.py:$$ttc --config.seed=$$seed \
+	        --config.init_from=$(AGGREGATION)/sft || exit 1; \
+	done; done
 
 test: $(INSTALLED)$(EXTRAS)
 	@echo "==> running the tests"

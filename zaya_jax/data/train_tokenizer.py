@@ -1,6 +1,7 @@
 """Train the byte-level BPE that is shipped as `tokenizers/zaya_demo_8k.json`.
 
     python -m zaya_jax.data.train_tokenizer --output zaya_demo_8k.json
+    python -m zaya_jax.data.train_tokenizer --output FILE.json --vocab-size 640 --config FILE.py
 
 It learns from the training part of sources, by default the standard library of the running Python;
 of conversations, from what is said and thought. The same text gives the same file; another Python
@@ -18,6 +19,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from zaya_jax.data.config import DataConfig, DataError
 from zaya_jax.data.conversation import Conversation
+from zaya_jax.data.mixture import mixture_of
+from zaya_jax.data.preview import data_config
 from zaya_jax.data.samples import read_samples
 from zaya_jax.data.sources import split
 from zaya_jax.data.special_tokens import SPECIAL_TOKENS
@@ -73,15 +76,15 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--source", default="python_stdlib", help="as DataConfig.source")
     parser.add_argument(
-        "--source",
-        action="append",
-        metavar="SOURCE",
-        help="as DataConfig.source; several are read in turn (python_stdlib)",
+        "--config", metavar="FILE.py[:NAME]", help="instead: every source of a run's config"
     )
     parser.add_argument("--vocab-size", type=int, default=8_192, help="tokens, all included")
     arguments = parser.parse_args()
-    sources = arguments.source or ["python_stdlib"]
+    sources: tuple[str, ...] = (arguments.source,)
+    if arguments.config:
+        sources = mixture_of(data_config(arguments.config)).sources
     texts = [text for source in sources for text in training_texts(source)]
     tokenizer = train_bpe(texts, arguments.vocab_size)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
