@@ -127,4 +127,4 @@ def test_long_histories(name: str) -> None:
     class Machine(EngineMachine):
         settings = CHUNKS[name]
 
-    run(Machine, steps=220, examples=4)
+    run(Machine, steps=220, examples=2)  # the first one is the simplest there is
