@@ -70,6 +70,9 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--config", default=f"{CONFIG}:router", metavar="FILE.py:GRID")
     parser.add_argument("--arms", default="", metavar="A,B", help="some arms; default: all")
     parser.add_argument("--seeds", default="", metavar="0,1", help="instead of the grid's")
+    parser.add_argument(
+        "--level", type=float, metavar="X", help="load entropy that counts as balanced; 0.99"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the matched grid only")
     rest, overrides = split_overrides(argv)
     options = parser.parse_args(rest)
@@ -84,6 +87,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         except ValueError:
             raise ConfigError(f"--seeds={options.seeds!r} is no list of numbers: 0,1") from None
         grid = dataclasses.replace(grid, seeds=seeds)
+    if options.level is not None:
+        grid = dataclasses.replace(grid, balance=options.level)
     return Arguments(name, grid, base, options.workdir / name, options.dry_run)
 
 

@@ -53,6 +53,8 @@ class Grid:
             raise ConfigError(f"arms {names}, seeds {self.seeds}: each must be there once")
         if self.baseline not in names or not self.seeds:
             raise ConfigError(f"baseline={self.baseline!r} must be one of {names}, with a seed")
+        if not 0 < self.balance < 1:
+            raise ConfigError(f"balance={self.balance!r}: a load entropy lies between 0 and 1")
 
     def select(self, names: Sequence[str]) -> Grid:
         """The same comparison of some of its arms; the baseline always stays.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -90,9 +91,10 @@ def _by_depth(result: RunResult) -> Curve:
     return Curve(tuple(range(len(result.residual_rms))), result.residual_rms)
 
 
-def _lines(results: Results, curve_of: object, most: int) -> tuple[list[float], list[Series]]:
+def _lines(
+    results: Results, curve_of: Callable[[RunResult], Curve], most: int
+) -> tuple[list[float], list[Series]]:
     """Common x values and a series per arm; `most` > 1 averages over stretches of steps."""
-    assert callable(curve_of)
     curves = {arm: [curve_of(result) for result in own] for arm, own in results.items()}
     steps = sorted({step for own in curves.values() for curve in own for step in curve.steps})
     size = max(1, -(-len(steps) // most)) if most > 1 else 1
@@ -100,17 +102,14 @@ def _lines(results: Results, curve_of: object, most: int) -> tuple[list[float], 
     series = []
     for i, (arm, own) in enumerate(curves.items()):
         seeds = np.array([_on_grid(curve, steps, size) for curve in own])
-        known = np.isfinite(seeds).all(axis=0)
-
-        def numbers(values: np.ndarray, known: np.ndarray = known) -> list[float | None]:
-            pairs = zip(values.tolist(), known.tolist(), strict=True)
-            return [value if is_known else None for value, is_known in pairs]
-
-        low, high = (numbers(f(seeds, axis=0)) for f in (np.min, np.max))
+        mean, low, high = (_drawable(f(seeds, axis=0)) for f in (np.mean, np.min, np.max))
         style = f"s{1 + i % len(_COLOURS)}"
-        mean = numbers(np.mean(seeds, axis=0))
         series.append(Series(arm, mean, style, low, high, most == 1, is_dashed=i >= len(_COLOURS)))
     return x, series
+
+
+def _drawable(values: np.ndarray) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _on_grid(curve: Curve, steps: Sequence[int], size: int) -> list[float]:
