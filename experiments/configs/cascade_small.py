@@ -1,7 +1,10 @@
 """From raw text to a model that was reinforced, in miniature, on two CPU cores.
 
-    python -m experiments.cascade --workdir runs/cascade
-    python -m experiments.cascade --workdir runs/cascade --dry-run      the commands, run by nobody
+    python -m experiments.cascade --config experiments/configs/cascade_small.py --workdir DIR
+
+and with `--dry-run` the commands, without running them. One stage of RL by itself:
+
+    python -m experiments.rl --config experiments/configs/cascade_small.py:rl_warmup --workdir DIR
 
 | step | what it does | context |
 | --- | --- | --- |

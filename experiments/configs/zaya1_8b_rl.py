@@ -8,7 +8,7 @@
 | `math_code_ttc_2` | the same with other shares | 464 |
 | `behavioral` | preferences by a reward model, instructions it judges if followed | 384 |
 
-    python -m experiments.rl --dry-run --workdir DIR --config experiments/configs/zaya1_8b.py:rlve
+    python -m experiments.rl --dry-run --workdir DIR --config experiments/configs/zaya1_8b_rl.py:rlve
 
 Published (arXiv 2605.05365): steps, 128 prompts of 16 rollouts, shares of the data, responses up to
 81,920 and prompts up to 20,480 tokens, DPPO Binary-TV with 0.1, MaxRL (GRPO in the last stage), no
@@ -84,7 +84,7 @@ class _Stage(NamedTuple):
     shares: dict[str, float]  # of the groups; what is not named has 1
 
 
-def get_config(name: str) -> ConfigDict:
+def get_config(name: str = "rl_warmup") -> ConfigDict:
     """Model, optimiser and run of one stage.
 
     Raises:
@@ -108,7 +108,7 @@ def get_config(name: str) -> ConfigDict:
     return config
 
 
-def get_rl(name: str) -> RLSetup:
+def get_rl(name: str = "rl_warmup") -> RLSetup:
     """Environments and rules of one stage.
 
     Raises:
