@@ -8,7 +8,7 @@
 | `math_code_ttc_2` | the same with other shares | 464 |
 | `behavioral` | preferences by a reward model, instructions it judges if followed | 384 |
 
-    python -m experiments.rl --dry-run --workdir DIR --config experiments/configs/zaya1_8b_rl.py:rlve
+    python -m experiments.rl --config experiments/configs/zaya1_8b_rl.py:rlve --workdir DIR
 
 Published (arXiv 2605.05365): steps, 128 prompts of 16 rollouts, shares of the data, responses up to
 81,920 and prompts up to 20,480 tokens, DPPO Binary-TV with 0.1, MaxRL (GRPO in the last stage), no
