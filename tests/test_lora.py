@@ -11,16 +11,8 @@ import pytest
 
 from tests.training.tiny import MODEL
 from zaya_jax.config import ConfigError
-from zaya_jax.lora import (
-    A,
-    B,
-    LoraConfig,
-    LoraTarget,
-    init_adapters,
-    merge_adapters,
-    params_checksum,
-    target_of,
-)
+from zaya_jax.lora import init_adapters, merge_adapters, params_checksum
+from zaya_jax.lora_settings import A, B, LoraConfig, LoraTarget, target_of
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.groups import names_of
 

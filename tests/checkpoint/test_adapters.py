@@ -36,7 +36,8 @@ from zaya_jax.checkpoint.open import open_checkpoint
 from zaya_jax.checkpoint.peft import export_peft
 from zaya_jax.checkpoint.skip_bias import SkipBias
 from zaya_jax.config import ModelConfig
-from zaya_jax.lora import LoraConfig, init_adapters, merge_adapters, params_checksum
+from zaya_jax.lora import init_adapters, merge_adapters, params_checksum
+from zaya_jax.lora_settings import LoraConfig
 
 LORA = LoraConfig(rank=2, alpha=6.0, targets=("attention", "experts", "router"))
 BALANCING = {"biases": np.zeros((3, 13), np.float32)}

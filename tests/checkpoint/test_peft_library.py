@@ -18,7 +18,7 @@ from zaya_jax.checkpoint.convert import convert
 from zaya_jax.checkpoint.layouts import LAYOUTS, variables_from_tensors
 from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.peft import export_peft
-from zaya_jax.lora import LoraConfig
+from zaya_jax.lora_settings import LoraConfig
 from zaya_jax.model.transformer import Transformer
 
 pytestmark = [

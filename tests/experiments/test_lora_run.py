@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.checkpoint.load import load_checkpoint
-from zaya_jax.lora import target_of
+from zaya_jax.lora_settings import target_of
 from zaya_jax.optimizer.groups import names_of
 
 TINY = Path(__file__).parent / "tiny_config.py"

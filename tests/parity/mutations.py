@@ -180,13 +180,13 @@ MUTATIONS = (
         ATTENTION,
         (
             (
-                "query = query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)",
-                "query = query.reshape(batch, seq, query_heads // kv_heads, kv_heads, head_dim)\n"
-                "    query = query.swapaxes(2, 3)",
+                "finite.query.reshape(batch, seq, kv_heads, query_heads // kv_heads, head_dim)",
+                "finite.query.reshape(batch, seq, query_heads // kv_heads, kv_heads, head_dim)"
+                ".swapaxes(2, 3)",
             ),
             (
-                "return attended.reshape(batch, seq, query_heads, head_dim)",
-                "return attended.swapaxes(2, 3).reshape(batch, seq, query_heads, head_dim)",
+                "axis=1).reshape(batch, seq, query_heads, head_dim)",
+                "axis=1).swapaxes(2, 3).reshape(batch, seq, query_heads, head_dim)",
             ),
         ),
     ),

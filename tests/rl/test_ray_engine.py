@@ -17,14 +17,13 @@ from tests.rl.tiny_policy import MODEL, variables
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.ray_engine import ActorResources, RayEngine
 
-ray = pytest.importorskip("ray", reason="needs the extra ray")
-
 pytestmark = pytest.mark.slow
 MAKE = functools.partial(engine_sampler, MODEL, SETTINGS, stop_token=3, most_tokens=8)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
     ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()

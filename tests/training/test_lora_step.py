@@ -12,7 +12,8 @@ import pytest
 
 from tests.training.tiny import RUN, random_batch
 from zaya_jax.config import ConfigError
-from zaya_jax.lora import LoraConfig, merge_adapters
+from zaya_jax.lora import merge_adapters
+from zaya_jax.lora_settings import LoraConfig
 from zaya_jax.optimizer.groups import names_of
 from zaya_jax.parallel.mesh import build_mesh
 from zaya_jax.parallel.settings import MeshConfig

@@ -26,7 +26,7 @@ from zaya_jax.checkpoint.orbax_reader import (
 from zaya_jax.checkpoint.reader import BLOCK_BYTES, Index, Reader, block_shape, blocks
 from zaya_jax.checkpoint.tensor_rule import LeafPath
 from zaya_jax.config import ConfigError
-from zaya_jax.lora import A, B, LoraConfig
+from zaya_jax.lora_settings import A, B, LoraConfig
 
 BASE_CHECKSUM = "base_checksum"  # key of the metadata: of the frozen parameters
 _BALANCING = ("balancing", "biases")

@@ -27,7 +27,7 @@ from zaya_jax.checkpoint.open import open_intact
 from zaya_jax.checkpoint.safetensors_file import SafetensorsWriter
 from zaya_jax.checkpoint.tensor_rule import LeafPath, TensorRule
 from zaya_jax.checkpoint.unfinished import check_target, finished_folder
-from zaya_jax.lora import LoraConfig, LoraTarget, target_of
+from zaya_jax.lora_settings import LoraConfig, LoraTarget, target_of
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _ROOT = "base_model.model."  # PEFT's own two wrappers

@@ -8,7 +8,7 @@ from zaya_jax import presets
 from zaya_jax.checkpoint.settings import CheckpointConfig
 from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.data.config import DataConfig
-from zaya_jax.lora import LoraConfig
+from zaya_jax.lora_settings import LoraConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.training.watchdog import GuardConfig

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from zaya_jax.checkpoint.layouts import transformers_layout
 from zaya_jax.config import ModelConfig
-from zaya_jax.lora import A, B
+from zaya_jax.lora_settings import A, B
 from zaya_jax.parallel.mesh import partition_spec
 
 

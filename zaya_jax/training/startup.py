@@ -19,7 +19,8 @@ from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
 from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
 from zaya_jax.data.pipeline import BatchIterator
-from zaya_jax.lora import LoraConfig, params_checksum
+from zaya_jax.lora import params_checksum
+from zaya_jax.lora_settings import LoraConfig
 from zaya_jax.parallel.mesh import AXIS_RULES
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.resolved import setting_differences
