@@ -225,8 +225,8 @@ MUTATIONS = (
     _edit(
         "biased_probability_as_gate",
         ROUTER,
-        "jnp.take_along_axis(probabilities, class_index",
-        "jnp.take_along_axis(probabilities + balancing_biases[None, None], class_index",
+        "gate = self._choice(probabilities, class_index).gate",
+        "gate = self._choice(probabilities + balancing_biases[None, None], class_index).gate",
     ),
     _edit(
         "balancing_biases_ignored",
