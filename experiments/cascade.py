@@ -37,11 +37,13 @@ class CascadeStep:
       name: of the step and its folder.
       module: of the command, `experiments.pretrain` for example; it is given `--workdir DIR/NAME`.
       arguments: what else it is given.
+      group: evaluations of one group differ by their seed alone; the report averages them.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
+    group: str = ""
 
     def command(self, workdir: Path) -> list[str]:
         """As a process is started."""
@@ -90,7 +92,7 @@ def run(steps: Sequence[CascadeStep], workdir: Path) -> int:
             )
             return status
         mark_finished(step, workdir, time.monotonic() - start)
-    print(f"wrote {write_cascade_report(workdir, [step.name for step in steps])}")
+    print(f"wrote {write_cascade_report(workdir, {step.name: step.group for step in steps})}")
     return 0
 
 

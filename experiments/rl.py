@@ -28,6 +28,7 @@ from zaya_jax.checkpoint.load import load_checkpoint
 from zaya_jax.checkpoint.manager import CheckpointManager
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.evaluation.statistics import bootstrap_interval
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
@@ -189,12 +190,17 @@ def imitate(
 
 def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: JsonlWriter) -> None:
     """Solve rates on held-out problems, and a few rollouts to read."""
-    rates = stage.solve_rates(setup.evaluation_problems, difficulty=setup.difficulty)
-    for source, rate in rates.items():
+    difficulty = setup.evaluation_difficulty
+    if difficulty is None:
+        difficulty = setup.difficulty
+    measured = stage.held_out_rewards(setup.evaluation_problems, difficulty=difficulty)
+    for source, rewards in measured.items():
+        low, high = bootstrap_interval(rewards)
         record = {"kind": "validation", "step": step, "time": time.time(), "source": source}
-        writer.write(plain_record({**record, "solve_rate": rate}))
-    if rates:
-        listed = ", ".join(f"{source} {rate:.3f}" for source, rate in rates.items())
+        rate = {"solve_rate": float(rewards.mean()), "low": low, "high": high}
+        writer.write(plain_record({**record, **rate, "problems": len(rewards)}))
+    if measured:
+        listed = ", ".join(f"{source} {r.mean():.3f}" for source, r in measured.items())
         print(f"step {step}: solved of held-out problems: {listed}", flush=True)
     shown = [(g.problem, r) for g in stage.last_groups[:SHOWN_ROLLOUTS] for r in g.rollouts[:1]]
     with (workdir / "rollouts.txt").open("a", encoding="utf-8") as file:

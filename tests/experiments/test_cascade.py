@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import cascade
+from experiments import cascade, cascade_data
 from experiments.cascade import CascadeStep, chosen, is_finished, load_steps, run
 from experiments.cascade_report import write_cascade_report
-from experiments.configs import cascade_small, small
+from experiments.configs import cascade_small
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.training.config_file import to_run_config
 
@@ -31,8 +32,10 @@ print("at work in", options.workdir.name)
 if (options.workdir.parent / "fail").exists():
     sys.exit(3)
 if options.score is not None:
-    task = {"task": "sums", "method": "none", "problems": 9, "tries": 2, "score": options.score,
-            "low": 0.1, "high": 0.9, "tokens": {"mean": 12.4}}
+    other = 2 * options.score - 1
+    task = {"task": "sums", "problems": 2, "tries": 4, "score": options.score,
+            "by_problem": [{"score": 1.0}, {"score": other}], "new_tokens_per_problem": 1234.4,
+            "majority_at": {"1": 0.3, "4": options.score / 2}}
     (options.workdir / "results.json").write_text(json.dumps({"tasks": [task]}))
     (options.workdir / "report.html").write_text("page")
 """
@@ -50,6 +53,8 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 STEPS = (
     CascadeStep("train", "cascade_tool"),
     CascadeStep("measure", "cascade_tool", ("--score", "0.5")),
+    CascadeStep("vote_0", "cascade_tool", ("--score", "0.5"), "vote"),
+    CascadeStep("vote_1", "cascade_tool", ("--score", "1.0"), "vote"),
 )
 
 
@@ -62,7 +67,10 @@ def test_steps_run_once_in_order_and_the_report_has_what_they_found(
     assert b"at work in measure" in capfdbinary.readouterr().out
     assert (workdir / "train.log").read_text() == "at work in train\n"
     table = (workdir / "cascade.md").read_text()
-    assert "| measure | sums | none | 9 x 2 | 50.0% | 10.0% to 90.0% | 12 |" in table
+    alone = "| measure | sums | 2 x 4 | 50.0% | 0.0% to 100.0% |  | 25.0% | 1,234 |"
+    # Two seeds: the interval is over problems, whose means are 1 and 0.5.
+    seeds = "| vote | sums | 2 x 4 | 75.0% | 50.0% to 100.0% | 50.0%, 100.0% | 37.5% | 1,234 |"
+    assert table.splitlines()[-2:] == [alone, seeds]
     page = (workdir / "report.html").read_text()
     assert '<a href="measure/report.html">' in page
     assert '<a href="train/report.html">' not in page
@@ -71,14 +79,26 @@ def test_steps_run_once_in_order_and_the_report_has_what_they_found(
 def test_the_report_tells_what_a_stage_of_rl_solved_before_and_after(workdir: Path) -> None:
     assert run(STEPS[:1], workdir) == 0
     records = [
-        {"kind": "validation", "step": step, "time": 1.0, "source": "sums", "solve_rate": rate}
-        for step, rate in ((0, 0.25), (20, 0.5), (40, 0.75))
+        {
+            "kind": "validation",
+            "step": step,
+            "time": 1.0,
+            "source": source,
+            "solve_rate": rate,
+            "low": rate - 0.1,
+            "high": rate + 0.1,
+        }
+        for source, rates in {"sums": (0.25, 0.3, 0.75), "words": (0.5, 0.9, 0.55)}.items()
+        for step, rate in zip((0, 20, 40), rates, strict=True)
     ]
     text = "".join(json.dumps(record) + "\n" for record in records)
     (workdir / "train" / "metrics.jsonl").write_text(text)
-    write_cascade_report(workdir, ["train"])
-    line = "| train | sums | held out |  | 75.0% | 25.0% before |  |"
-    assert line in (workdir / "cascade.md").read_text()
+    write_cascade_report(workdir, {"train": ""})
+    table = (workdir / "cascade.md").read_text().splitlines()
+    assert table[2:4] == [
+        "| train | sums | 25.0% | 15.0% to 35.0% | 75.0% | 65.0% to 85.0% | yes |",
+        "| train | words | 50.0% | 40.0% to 60.0% | 55.0% | 45.0% to 65.0% | no |",
+    ]
 
 
 def test_a_failure_ends_the_cascade_and_the_same_command_goes_on(
@@ -86,7 +106,7 @@ def test_a_failure_ends_the_cascade_and_the_same_command_goes_on(
 ) -> None:
     assert run(STEPS[:1], workdir) == 0
     (workdir / "fail").touch()
-    assert run(STEPS, workdir) == 3
+    assert run(STEPS[:2], workdir) == 3
     assert "step measure ended with status 3; see" in capsys.readouterr().err
     (workdir / "fail").unlink()
     assert run(STEPS, workdir) == 0
@@ -103,7 +123,7 @@ def test_a_finished_step_with_other_arguments_is_refused(workdir: Path) -> None:
 
 def test_unknown_steps_and_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no step 'rl'; there are train, measure"):
-        chosen(STEPS, ["rl"])
+        chosen(STEPS[:2], ["rl"])
     assert chosen(STEPS, ["measure"]) == [STEPS[1]]
     with pytest.raises(ConfigError, match="is no Python file"):
         load_steps(str(tmp_path / "none.py"), tmp_path)
@@ -135,13 +155,45 @@ def test_a_dry_run_prints_the_commands_and_runs_none(
     assert not (workdir / "new").exists()
 
 
-def test_every_step_of_the_small_cascade_begins_with_the_one_before(tmp_path: Path) -> None:
-    steps = load_steps(cascade.DEFAULT_CONFIG, tmp_path)
-    for before, step in itertools.pairwise(steps):
-        assert f"--config.init_from={tmp_path / before.name}" in step.arguments
-        assert Path(step.arguments[1].partition(":")[0]).exists()
-    sft = to_run_config(small.get_config("sft"))
-    for name in cascade_small.RL_STEPS:
-        config, setup = to_run_config(cascade_small.get_config(name)), cascade_small.get_rl(name)
-        assert architecture_differences(config.model, sft.model) == []
-        assert setup.engine is not None
+def test_every_stage_of_the_small_cascade_begins_with_the_one_before(tmp_path: Path) -> None:
+    steps = {step.name: step for step in load_steps(cascade.DEFAULT_CONFIG, tmp_path)}
+    stages = (*cascade_small.SUPERVISED, *cascade_small.REINFORCED)
+    for before, stage in itertools.pairwise(stages):
+        assert f"--config.init_from={tmp_path / before}" in steps[stage].arguments
+    last = f"--config.init_from={tmp_path / stages[-1]}"
+    finals = [
+        step for step in steps.values() if step.name.startswith(("none", "majority", "light"))
+    ]
+    assert len(finals) == 9
+    for step in finals:
+        assert last in step.arguments
+    first = to_run_config(cascade_small.get_config("pretrain"))
+    for name in stages:
+        config = to_run_config(cascade_small.get_config(name))
+        same = dataclasses.replace(config.model, rope_theta=first.model.rope_theta)
+        assert architecture_differences(same, first.model) == []
+    for name in cascade_small.REINFORCED:
+        assert cascade_small.get_rl(name).engine is not None
+
+
+def test_no_stage_of_the_small_cascade_trains_on_the_held_out_families(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascade_data, "CODE_PROBLEMS", 1)
+    assert cascade_data.main(["--workdir", str(tmp_path)]) == 0
+    longest = {"Add": 4, "Sort": 6, "Reverse": 6}
+    for name in ("traces", "lessons", "attempts"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()]
+        for row in rows:
+            problem = row["problem"] if name == "attempts" else row["messages"][0]["content"]
+            kind, *digits = problem.split()
+            assert len(digits) <= longest.get(kind, 99)
+    for family in cascade_data.HELD_OUT:
+        for line in (tmp_path / "held_out" / f"{family}.jsonl").open():
+            kind, *digits = json.loads(line)["problem"].split()
+            assert len(digits) == longest[kind] + 1
+    for name in cascade_small.REINFORCED:
+        for environment in cascade_small.get_rl(name).environments():
+            if environment.name in ("exercise/add", "exercise/sort", "exercise/reverse"):
+                kind, *digits = environment.sample(environment.hardest or 0, 0).prompt.split()
+                assert len(digits) <= longest[kind]

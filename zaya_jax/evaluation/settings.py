@@ -14,6 +14,7 @@ from zaya_jax.inference.settings import EngineSettings
 class TaskKind(enum.StrEnum):
     """What a task asks for; one file in `zaya_jax/evaluation/tasks` each."""
 
+    EXACT = "exact"
     FINAL_ANSWER = "final_answer"
     MULTIPLE_CHOICE = "multiple_choice"
     INSTRUCTIONS = "instructions"

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
 from zaya_jax.rl.environments.protocol import (
@@ -100,28 +101,29 @@ class GroupMaker:
             )
         return group
 
-    def solve_rates(
+    def held_out_rewards(
         self, sampler: Sampler, problems: int, *, difficulty: int = 0
-    ) -> dict[str, float]:
-        """Mean reward of one response to each of so many held-out problems, by environment.
+    ) -> dict[str, Float[np.ndarray, " problems"]]:
+        """Rewards of one response to each of so many held-out problems, by environment.
 
         The curriculum is not told.
         """
         return {
-            environment.name: self._solve_rate(environment, sampler, problems, difficulty)
+            environment.name: self._rewards(environment, sampler, problems, difficulty)
             for environment in self._held_out
         }
 
-    def _solve_rate(
+    def _rewards(
         self, environment: Environment, sampler: Sampler, problems: int, difficulty: int
-    ) -> float:
+    ) -> Float[np.ndarray, " problems"]:
         asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
         responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
-        scores = [
-            self._score(environment, one.problem, response).reward
-            for one, response in zip(asked, responses, strict=True)
-        ]
-        return float(np.mean(scores))
+        return np.array(
+            [
+                self._score(environment, one.problem, response).reward
+                for one, response in zip(asked, responses, strict=True)
+            ]
+        )
 
     def text_of(self, tokens: np.ndarray) -> str:
         """Response tokens as text."""

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from zaya_jax.rl.buffer import GroupBuffer
 from zaya_jax.rl.errors import RLError
@@ -158,11 +159,13 @@ class PipelineStage:
             "sync_seconds": time.monotonic() - trained,
         }
 
-    def solve_rates(self, problems: int, *, difficulty: int = 0) -> dict[str, float]:
-        """As `GroupMaker.solve_rates`, with the weights of the last update."""
+    def held_out_rewards(
+        self, problems: int, *, difficulty: int = 0
+    ) -> dict[str, Float[np.ndarray, " problems"]]:
+        """As `GroupMaker.held_out_rewards`, with the weights of the last update."""
         if self._variables is not None:
             self.sampler.load_weights(self._variables)
-        return self.maker.solve_rates(self.sampler, problems, difficulty=difficulty)
+        return self.maker.held_out_rewards(self.sampler, problems, difficulty=difficulty)
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the policy; plain JSON values."""

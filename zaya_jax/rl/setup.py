@@ -36,6 +36,7 @@ class RLSetup:
       cold_start: what comes before, for a policy that starts from nothing.
       evaluation_interval: steps between two measurements.
       evaluation_problems: of each environment, in each of them.
+      evaluation_difficulty: of these problems; none: the difficulty at which the curriculum starts.
 
     Raises:
       RLError: on construction, when the lengths do not fit a row, or a pipeline has no engine.
@@ -55,6 +56,7 @@ class RLSetup:
     cold_start: ColdStart | None = None
     evaluation_interval: int = 10
     evaluation_problems: int = 256
+    evaluation_difficulty: int | None = None
 
     def __post_init__(self) -> None:
         longest = self.most_prompt_tokens + self.most_response_tokens

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from zaya_jax.rl.dynamic_sampling import collect
 from zaya_jax.rl.group_maker import GroupMaker
@@ -54,9 +55,11 @@ class Stage:
         seconds = {"sample_seconds": sampled - start, "train_seconds": time.monotonic() - sampled}
         return state, {**metrics, **seconds}
 
-    def solve_rates(self, problems: int, *, difficulty: int = 0) -> dict[str, float]:
-        """As `GroupMaker.solve_rates`, with the policy's weights."""
-        return self.maker.solve_rates(self.sampler, problems, difficulty=difficulty)
+    def held_out_rewards(
+        self, problems: int, *, difficulty: int = 0
+    ) -> dict[str, Float[np.ndarray, " problems"]]:
+        """As `GroupMaker.held_out_rewards`, with the policy's weights."""
+        return self.maker.held_out_rewards(self.sampler, problems, difficulty=difficulty)
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the policy; plain JSON values."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zaya_jax.evaluation.settings import TaskConfig
 from zaya_jax.evaluation.tasks.code import Code
+from zaya_jax.evaluation.tasks.exact import Exact
 from zaya_jax.evaluation.tasks.final_answer import FinalAnswer
 from zaya_jax.evaluation.tasks.instructions import Instructions
 from zaya_jax.evaluation.tasks.multiple_choice import MultipleChoice
@@ -25,6 +26,7 @@ def _reasoning_gym(config: TaskConfig, path: Path, unsafe: bool) -> Task:
 
 
 KINDS: dict[str, Callable[[TaskConfig, Path, bool], Task]] = {
+    "exact": lambda config, path, unsafe: Exact(path),
     "final_answer": lambda config, path, unsafe: FinalAnswer(path, unsafe=unsafe),
     "multiple_choice": lambda config, path, unsafe: MultipleChoice(path),
     "instructions": lambda config, path, unsafe: Instructions(path),
