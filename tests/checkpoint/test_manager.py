@@ -120,6 +120,27 @@ def test_damage_of_any_kind_is_found_and_the_one_before_is_taken(tmp_path: Path,
         assert again.step == 2
 
 
+def test_a_cut_or_a_flipped_bit_in_any_file_is_found(tmp_path: Path):
+    _written(tmp_path, 1, 2)
+    files = [path for path in (tmp_path / "2").rglob("*") if path.is_file() and path.stat().st_size]
+    with CheckpointManager(tmp_path, KEEP_ALL) as manager:
+        for number, file in enumerate(sorted(files)):
+            content = file.read_bytes()
+            at, bit = 37 * number % len(content), 1 << number % 8
+            for damaged in (
+                content[:at],
+                content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :],
+            ):
+                file.write_bytes(damaged)
+                found = manager.find_latest()
+                assert found is not None
+                assert found.step == 1, file
+            file.write_bytes(content)
+        intact = manager.find_latest()
+        assert intact is not None
+        assert intact.step == 2
+
+
 def test_an_unfinished_checkpoint_is_not_trusted(tmp_path: Path):
     _written(tmp_path, 1, 2)
     (tmp_path / "2" / MANIFEST).unlink()
