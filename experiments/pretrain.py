@@ -19,7 +19,8 @@ from pathlib import Path
 import jax
 
 from experiments.command_line import DEMO, parse_arguments, run_reporting_errors
-from zaya_jax.checkpoint.manager import CheckpointManager, saved_steps
+from zaya_jax.checkpoint.manager import saved_steps
+from zaya_jax.checkpoint.tiers import TieredCheckpoints
 from zaya_jax.data.checks import check_data_fits_model
 from zaya_jax.data.pipeline import (
     BatchIterator,
@@ -89,7 +90,7 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         batch_size=config.data.batch_size // config.train.microbatches,
         sequence_length=config.data.sequence_length,
     )
-    with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
+    with TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints:
         resumption = find_resumption(config, checkpoints)
         steps = config.train.steps
         if resumption and resumption.step == steps == finished_step(workdir):

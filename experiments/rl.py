@@ -25,7 +25,8 @@ import numpy as np
 from experiments.command_line import parse_arguments, run_reporting_errors
 from experiments.rl_stage import AnyStage, make_stage
 from zaya_jax.checkpoint.load import load_checkpoint
-from zaya_jax.checkpoint.manager import CheckpointManager
+from zaya_jax.checkpoint.settings import Tier
+from zaya_jax.checkpoint.tiers import TieredCheckpoints
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.evaluation.statistics import bootstrap_interval
@@ -44,6 +45,7 @@ from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import find_resumption
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "rl_small.py")
+ALL_SOURCES = "all"  # what records call the problems of all environments together
 SHOWN_ROLLOUTS = 4  # written out at every measurement
 
 
@@ -82,7 +84,7 @@ def trainer_placement(config: RunConfig, setup: RLSetup) -> Placement:
 def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Placement) -> int:
     """Trains to the last step, measuring and saving on the way."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    with CheckpointManager(workdir / "checkpoints", config.checkpoint) as checkpoints:
+    with TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints:
         resumption = find_resumption(config, checkpoints)
         trainer = PolicyTrainer(
             config.model, config.optimizer, setup.loss, config.train.steps, placement
@@ -98,7 +100,7 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
             state = trainer.init(variables)
             stage.sampler.load_weights(variables)
             measure(setup, stage, 0, workdir, writer)
-            save(config, stage, state, checkpoints)
+            save(config, stage, state, checkpoints, Tier.DURABLE)
         else:
             state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
         try:
@@ -117,7 +119,7 @@ def run(
     state: PolicyState,
     workdir: Path,
     writer: JsonlWriter,
-    checkpoints: CheckpointManager,
+    checkpoints: TieredCheckpoints,
 ) -> None:
     """The steps that are left."""
     steps = config.train.steps
@@ -135,8 +137,9 @@ def run(
         )
         if step % setup.evaluation_interval == 0 or step == steps:
             measure(setup, stage, step, workdir, writer)
-        if step % config.checkpoint.interval == 0 or step == steps:
-            save(config, stage, state, checkpoints)
+        tier = config.checkpoint.tier_at(step, is_last=step == steps)
+        if tier:
+            save(config, stage, state, checkpoints, tier)
 
 
 def first_variables(config: RunConfig) -> dict[str, Any]:
@@ -194,6 +197,8 @@ def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: J
     if difficulty is None:
         difficulty = setup.difficulty
     measured = stage.held_out_rewards(setup.evaluation_problems, difficulty=difficulty)
+    if len(measured) > 1:
+        measured = {**measured, ALL_SOURCES: np.concatenate(list(measured.values()))}
     for source, rewards in measured.items():
         low, high = bootstrap_interval(rewards)
         record = {"kind": "validation", "step": step, "time": time.time(), "source": source}
@@ -216,7 +221,8 @@ def save(
     config: RunConfig,
     stage: AnyStage,
     state: PolicyState,
-    checkpoints: CheckpointManager,
+    checkpoints: TieredCheckpoints,
+    tier: Tier,
 ) -> None:
     """Policy, optimiser, curriculum and running maxima."""
     checkpoints.save(
@@ -225,11 +231,12 @@ def save(
         training={"step": state.step, "optimizer_state": state.optimizer_state},
         data=stage.get_state(),
         metadata={"config": to_plain(config)},
+        tier=tier,
     )
 
 
 def restored(
-    stage: AnyStage, template: PolicyState, checkpoints: CheckpointManager, step: int
+    stage: AnyStage, template: PolicyState, checkpoints: TieredCheckpoints, step: int
 ) -> PolicyState:
     """The state of a checkpoint, in the policy, the sampler and the stage."""
     training = {"step": template.step, "optimizer_state": template.optimizer_state}

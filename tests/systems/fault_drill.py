@@ -32,6 +32,7 @@ class Case:
     events: tuple[str, ...] = ()  # that the run or the supervisor must record
     always: bool = False  # at every attempt, not only at the first
     same: bool = True  # the run ends bit-equal to an undisturbed one
+    processes: int = 1
 
 
 _SKIP = ("--config.guard.policy=skip",)
@@ -94,6 +95,17 @@ CASES = (
         same=False,
     ),
     Case("slow step", "slow", (), "done", "recorded, nothing else", events=("slow",)),
+    Case(
+        "slow rank, one of two processes",
+        "slow-second",
+        (),
+        "done",
+        "the event `straggler` names it, and whether data or device holds it up",
+        extra=("--config.data.packing=planned",),
+        events=("straggler",),
+        same=False,
+        processes=2,
+    ),
 )
 
 
@@ -112,6 +124,7 @@ def run_case(case: Case, workdir: Path, environment: Mapping[str, str]) -> Resul
     mark = "-" if case.always else str(workdir.with_suffix(".mark"))
     command = [sys.executable, "-m", "zaya_jax.systems.supervise", "--backoff", "0.1"]
     command += ["--hang-seconds", "45" if case.fault == "hang" else "300"]
+    command += ["--processes", str(case.processes)]
     command += ["--", sys.executable, "-m", "tests.systems.faulty_run", case.fault]
     command += [str(FAULT_STEP), mark, "--config", str(CONFIG), "--workdir", str(workdir)]
     # Steps take milliseconds here; a save beside them would not be done when the fault comes.
@@ -135,11 +148,17 @@ def run_case(case: Case, workdir: Path, environment: Mapping[str, str]) -> Resul
     )
 
 
+def _result(case: Case) -> str:
+    if case.same:
+        return "bit-equal to an undisturbed run"
+    return "trained to the end" if case.ends == "done" else "last checkpoint intact"
+
+
 def table() -> str:
     """The cases as they stand in the guide."""
     rows = [
         f"| {case.name} | {', '.join(dict.fromkeys(case.classes)) or '-'} | {case.follows} | "
-        f"{'bit-equal to an undisturbed run' if case.same else 'last checkpoint intact'} |"
+        f"{_result(case)} |"
         for case in CASES
     ]
     head = ["| fault | told as | what follows | result |", "| --- | --- | --- | --- |"]

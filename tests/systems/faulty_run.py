@@ -1,7 +1,8 @@
 """Pretraining with one fault: python -m tests.systems.faulty_run FAULT STEP MARK [arguments …].
 
 The fault happens when the batch of STEP is read, unless the file MARK exists, which it makes; MARK
-"-" means at every attempt. "kill-second" happens in process 1 alone. "nan" and "spike" poison that
+"-" means at every attempt. "kill-second" and "slow-second" happen in process 1 alone; the latter
+at every step from STEP on. "nan" and "spike" poison that
 batch: its loss is changed inside the compiled step.
 """
 
@@ -71,8 +72,10 @@ def install(fault: str, at_step: int, mark: str) -> None:
     def next_with_fault(batches: BatchIterator) -> dict[str, Any]:
         batch = read(batches)
         done[0] += 1
-        is_here = fault != "kill-second" or jax.process_index() == 1
-        if is_here and done[0] == at_step and (mark == "-" or not Path(mark).exists()):
+        is_here = not fault.endswith("-second") or jax.process_index() == 1
+        if fault == "slow-second" and is_here and done[0] >= at_step:
+            time.sleep(0.2)
+        elif is_here and done[0] == at_step and (mark == "-" or not Path(mark).exists()):
             if mark != "-":
                 Path(mark).touch()
             _happen(fault, batch)

@@ -13,11 +13,16 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import QUICK_FLAGS
 from tests.systems.fault_drill import CONFIG, FAULT_STEP, ROOT, STEPS
+from tests.systems.recorded_run import row_checksums
 from zaya_jax import load_checkpoint
 from zaya_jax.config import ConfigError
+from zaya_jax.data.pipeline import training_batches
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.hosts import Hosts, check, check_coordinator, detect, visible_device
+from zaya_jax.systems.job import free_port
+from zaya_jax.training.config_file import load_config, to_run_config
 from zaya_jax.training.metrics_file import read_metrics
 
 SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "node[1-4]"}
@@ -83,28 +88,28 @@ def test_one_process_a_device_gets_its_device_and_one_a_node_gets_all():
         visible_device({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"})
 
 
-def _run(workdir: Path, processes: int, folder: Path, fault: str, *extra: str) -> list[Any]:
-    """A supervised run; the supervisor's events."""
+def _supervise(workdir: Path, launch: list[str], folder: Path, job: list[str]) -> list[Any]:
+    """A supervised run of `python -m` that job; the supervisor's events.
+
+    Args:
+      workdir: of the run.
+      launch: the supervisor's options that say where processes run.
+      folder: for compiled programs.
+      job: module and arguments.
+    """
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": " ".join(QUICK_FLAGS),
     }
     command = [sys.executable, "-m", "zaya_jax.systems.supervise", "--backoff", "0.1"]
-    command += ["--processes", str(processes), "--patience", "3"]
-    command += ["--", sys.executable, "-m", "tests.systems.faulty_run", fault, str(FAULT_STEP)]
-    command += [
-        str(folder / "mark"),
-        "--config.checkpoint.asynchronous=false",
-        "--config",
-        f"{CONFIG}:planned",
-        "--workdir",
-        str(workdir),
-    ]
+    command += [*launch, "--patience", "3", "--", sys.executable, "-m", *job]
+    command += ["--workdir", str(workdir), "--config", f"{CONFIG}:planned"]
+    command += ["--config.checkpoint.asynchronous=false"]
     done = subprocess.run(
-        [*command, *extra],
+        command,
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -125,14 +130,36 @@ def _losses(workdir: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_killing_one_of_two_ends_bit_equal_to_an_undisturbed_run(tmp_path: Path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    _run(whole, 2, tmp_path, "none")
-    (tmp_path / "mark").unlink()
-    events = _run(killed, 2, tmp_path, "kill-second")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_killing_one_process_ends_bit_equal_to_an_undisturbed_run(tmp_path: Path, processes: int):
+    """Four of them as on four nodes, which are this one."""
+    here, nodes = [f"--processes={processes}"], ",".join(f"127.0.0.{n}" for n in range(1, 5))
+    launch = [f"--nodes={nodes}", "--on-node={command}", f"--port={free_port()}"]
+    whole, killed, mark = tmp_path / "whole", tmp_path / "killed", str(tmp_path / "mark")
+    job = ["tests.systems.faulty_run", "kill-second", str(FAULT_STEP), mark]
+    events = _supervise(killed, here if processes == 2 else launch, tmp_path, job)
+    _supervise(whole, here, tmp_path, ["experiments.pretrain"])
     failures = [event for event in events if event["event"] == "failure"]
     assert [(one["failure"], one["process"]) for one in failures] == [("killed", 1)]
     assert failures[0]["checkpoint"] == 20
     jax.tree.map(np.testing.assert_array_equal, _state(whole), _state(killed))
     assert _losses(whole) == _losses(killed)
     assert sorted(_losses(whole)) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_run_on_one_two_and_four_processes_reads_every_row_of_the_stream_once(tmp_path: Path):
+    workdir, rows = tmp_path / "run", tmp_path / "rows"
+    legs = {1: 20, 2: 40, 4: 60}  # processes -> the step they end at
+    for processes, steps in legs.items():
+        job = ["tests.systems.recorded_run", str(rows), f"--config.train.steps={steps}"]
+        _supervise(workdir, [f"--processes={processes}"], tmp_path, job)
+    config = to_run_config(load_config(f"{CONFIG}:planned")).data
+    stream = training_batches(config)
+    for step in range(1, STEPS + 1):
+        processes = next(count for count, last in legs.items() if step <= last)
+        parts = [json.loads((rows / f"{step}-{i}.json").read_text()) for i in range(processes)]
+        assert [row for part in parts for row in part] == row_checksums(next(stream))
+    stream.close()
+    assert len(list(rows.iterdir())) == 20 * sum(legs)
+    assert sorted(_losses(workdir)) == list(range(1, STEPS + 1))

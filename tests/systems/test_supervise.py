@@ -18,7 +18,7 @@ from zaya_jax import load_checkpoint
 from zaya_jax.config import ConfigError
 from zaya_jax.systems.failures import RESPONSES, Failure, classify
 from zaya_jax.systems.job import Job
-from zaya_jax.systems.supervise import Supervisor, Watch, main
+from zaya_jax.systems.supervise import Supervisor, main
 from zaya_jax.systems.uptime import EventLog, last_checkpoint, uptime
 from zaya_jax.training.heartbeat import Heartbeat, read_heartbeats
 
@@ -55,32 +55,8 @@ def test_every_class_has_an_answer():
 
 def _settings(**changes: float) -> argparse.Namespace:
     settings = {"hang_seconds": 0.2, "start_seconds": 9.0, "slow_factor": 3.0, "patience": 5.0}
-    settings |= {"backoff": 0.01, "most_fruitless": 2, "processes": 1}
+    settings |= {"backoff": 0.01, "most_fruitless": 2, "processes": 1, "straggler_factor": 1.5}
     return argparse.Namespace(**{**settings, **changes})
-
-
-def _beat(step: int, seconds: float = 1.0) -> dict[int, dict[str, float]]:
-    slowest = {"slowest_seconds": seconds, "slowest_step": step}
-    return {0: {"step": step, "step_seconds": seconds, "data_wait_seconds": 0.0, **slowest}}
-
-
-def test_a_job_without_new_steps_stands_still(tmp_path: Path):
-    watch = Watch(_settings(), EventLog(tmp_path))
-    assert not watch.stands_still(_beat(1))
-    time.sleep(0.3)
-    assert watch.stands_still(_beat(1))
-    assert not watch.stands_still(_beat(2))
-
-
-def test_a_slow_step_is_recorded_against_the_usual_one(tmp_path: Path):
-    watch = Watch(_settings(), EventLog(tmp_path))
-    for step in range(10):
-        watch.stands_still(_beat(step))
-    watch.stands_still(_beat(10, seconds=2.9))
-    assert not (tmp_path / "supervisor.jsonl").exists()
-    watch.stands_still(_beat(11, seconds=3.1))
-    event = json.loads((tmp_path / "supervisor.jsonl").read_text())
-    assert (event["event"], event["step"], event["usual"]) == ("slow", 11, 1.0)
 
 
 def test_heartbeats_are_read_back(tmp_path: Path):
@@ -132,7 +108,8 @@ def test_the_first_killed_process_is_named_and_the_others_are_ended(tmp_path: Pa
         "last = '--process-id=1' in sys.argv",
         "os.kill(os.getpid(), 9) if last else time.sleep(60)",
     )
-    job = Job(command, processes=2, logs=tmp_path, attempt=1, environment={})
+    commands = [[*command, flag] for flag in ("--process-id=0", "--process-id=1")]
+    job = Job(commands, logs=tmp_path, attempt=1, environment={})
     deadline = time.monotonic() + 60
     while (ended := job.ended()) is None:
         assert time.monotonic() < deadline
@@ -198,6 +175,8 @@ def test_drill(
     assert end["failures"] == len(case.classes)
     recorded = {*result.run, *(one["event"] for one in result.supervisor)}
     assert set(case.events) <= recorded
+    named = [one for one in result.supervisor if one["event"] == "straggler"]
+    assert [(one["process"], one["what"]) for one in named] == [(1, "data")] * len(named)
     if case.fault == "hang":
         logs = "".join(path.read_text() for path in (workdir / "logs").iterdir())
         assert "next_with_fault" in logs, "the stack of the hung thread"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _TAIL_BYTES = 16_384  # of a log, for classification
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # here, and as shells and srun report it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,25 +30,23 @@ class Job:
 
     def __init__(
         self,
-        command: Sequence[str],
+        commands: Sequence[Sequence[str]],
         *,
-        processes: int,
         logs: Path,
         attempt: int,
         environment: Mapping[str, str],
     ) -> None:
-        """Starts them. Several processes get the flags by which they find each other."""
+        """Starts one process for each command."""
         logs.mkdir(parents=True, exist_ok=True)
-        self._logs = [logs / f"attempt-{attempt}-process-{i}.log" for i in range(processes)]
-        coordinator = f"127.0.0.1:{_free_port()}"
+        self._logs = [
+            logs / f"attempt-{attempt}-process-{index}.log" for index in range(len(commands))
+        ]
         self._processes: list[subprocess.Popen[bytes]] = []
-        for index, log in enumerate(self._logs):
-            flags = [f"--coordinator={coordinator}", f"--processes={processes}"]
-            flags += [f"--process-id={index}"]
+        for command, log in zip(commands, self._logs, strict=True):
             with log.open("wb") as file:
                 self._processes.append(
                     subprocess.Popen(
-                        [*command, *(flags if processes > 1 else [])],
+                        command,
                         stdout=file,
                         stderr=subprocess.STDOUT,
                         env=dict(environment),
@@ -66,7 +65,7 @@ class Job:
         # A process that was killed is the cause; those that then lost it come second.
         failed = [(i, s) for i, s in enumerate(statuses) if s]
         if failed:
-            index, status = min(failed, key=lambda pair: (pair[1] != -signal.SIGKILL, pair[0]))
+            index, status = min(failed, key=lambda pair: (pair[1] not in _KILLED, pair[0]))
             return Ended(index, status, self._tail(index))
         if all(status == 0 for status in statuses):
             return Ended(0, 0, self._tail(0))
@@ -105,7 +104,8 @@ class Job:
             return file.read().decode("utf-8", "replace")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

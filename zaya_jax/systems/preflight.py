@@ -97,13 +97,15 @@ def check_device(
     return faults
 
 
-def preflight_environment(workdir: Path, events: EventLog) -> dict[str, str]:
+def preflight_environment(
+    workdir: Path, events: EventLog, options: Sequence[str] = ()
+) -> dict[str, str]:
     """Runs the check in a process of its own; the variables that leave failing devices out.
 
     Raises:
       ConfigError: when it cannot run, no device is left, or the fault is in none of them alone.
     """
-    command = [sys.executable, "-m", "zaya_jax.systems.preflight"]
+    command = [sys.executable, "-m", "zaya_jax.systems.preflight", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         facts = json.loads(done.stdout.strip().splitlines()[-1])

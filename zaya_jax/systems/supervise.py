@@ -7,7 +7,7 @@ The job's `--workdir` gets `supervisor.jsonl` (events), `logs/` (output of every
 where heartbeats and checkpoints are looked for. A job that stands still prints its stacks and is
 ended. Each failure is classified; some are restarted after a pause that doubles, others stop at
 once. Failures in a row that reach no new checkpoint stop the supervisor: a crash loop. SIGTERM and
-SIGINT are handed to the job, which saves itself.
+SIGINT are handed to the job, which saves itself. Jobs on several machines: see `nodes`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,21 @@ from zaya_jax.checkpoint.command import Parser, run_command
 from zaya_jax.config import ConfigError
 from zaya_jax.systems.command import make_parser
 from zaya_jax.systems.failures import RESPONSES, Failure, classify
-from zaya_jax.systems.job import Ended, Job, last_line, tee
+from zaya_jax.systems.job import Ended, Job, free_port, last_line, tee
+from zaya_jax.systems.nodes import (
+    ON_NODE,
+    Cluster,
+    NodesError,
+    choose_nodes,
+    cluster_of,
+    process_flags,
+)
 from zaya_jax.systems.preflight import preflight_environment
 from zaya_jax.systems.uptime import EventLog, last_checkpoint, uptime
+from zaya_jax.systems.watch import Watch
 from zaya_jax.training.heartbeat import read_heartbeats
 
 _POLL_SECONDS = 0.1
-_SLOW_AFTER = 8  # beats before a process can be called slow
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
     workdir = arguments.workdir or _workdir_of(command)
     environment = dict(os.environ)
     events = EventLog(workdir)
-    if arguments.preflight:
-        changes = preflight_environment(workdir, events)
-        environment |= changes
-    return Supervisor(arguments, command, workdir, environment, events).run()
+    cluster = cluster_of(arguments)
+    if arguments.preflight is not None and cluster is None:
+        environment |= preflight_environment(workdir, events, shlex.split(arguments.preflight))
+    return Supervisor(arguments, command, workdir, environment, events, cluster).run()
 
 
 class Supervisor:
@@ -58,7 +66,9 @@ class Supervisor:
         workdir: Path,
         environment: Mapping[str, str],
         events: EventLog,
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster, self._nodes = cluster, list[str]()
         self._settings, self._command, self._workdir = settings, command, workdir
         self._environment, self._events = environment, events
         self._started = time.time()
@@ -72,7 +82,11 @@ class Supervisor:
         fruitless = 0
         while True:
             before = last_checkpoint(self._workdir)
-            ended, hung = self._attempt()
+            try:
+                commands = self._commands()
+            except NodesError as error:
+                return self._give_up(self._failures[-1] if self._failures else None, str(error))
+            ended, hung = self._attempt(commands)
             if ended.status == 0 or self._stop_signal is not None:
                 return self._finish("done" if ended.status == 0 else "stopped", ended.status)
             failure = classify(ended.status, ended.output, hung=hung)
@@ -95,14 +109,27 @@ class Supervisor:
             if not self._pause(fruitless):
                 return self._finish("stopped", ended.status)
 
-    def _attempt(self) -> tuple[Ended, bool]:
+    def _commands(self) -> list[list[str]]:
+        """Of the next attempt, one for each process."""
+        if self._cluster is not None:
+            options = self._settings.preflight
+            checks = None if options is None else shlex.split(options)
+            self._nodes = choose_nodes(self._cluster, checks, self._events)
+            self._events.write("nodes", nodes=self._nodes)
+            return self._cluster.commands(self._nodes, self._command, len(self._failures))
+        processes, coordinator = self._settings.processes, f"127.0.0.1:{free_port()}"
+        return [
+            [*self._command, *process_flags(coordinator, processes, index)]
+            for index in range(processes)
+        ]
+
+    def _attempt(self, commands: Sequence[Sequence[str]]) -> tuple[Ended, bool]:
         """Runs the job once; whether it was ended for standing still."""
         attempt = len(self._failures) + 1
         for path in (self._workdir / "heartbeats").glob("*.json"):
             path.unlink()  # of the attempt before
         job = Job(
-            self._command,
-            processes=self._settings.processes,
+            commands,
             logs=self._workdir / "logs",
             attempt=attempt,
             environment=self._environment,
@@ -114,7 +141,7 @@ class Supervisor:
             job.kill()
 
     def _watch(self, job: Job) -> tuple[Ended, bool]:
-        watch = Watch(self._settings, self._events)
+        watch = Watch(self._settings, self._events, self._nodes)
         while (ended := job.ended()) is None:
             time.sleep(_POLL_SECONDS)
             if self._stop_signal is not None:
@@ -123,7 +150,8 @@ class Supervisor:
             if watch.stands_still(read_heartbeats(self._workdir)):
                 job.dump_stacks()
                 tee(job.logs)
-                job.kill()
+                # What starts processes elsewhere ends them when it is asked to, not when killed.
+                job.stop(0 if self._cluster is None else self._settings.patience)
                 return dataclasses.replace(job.ended() or Ended(0, 1, ""), status=1), True
         if ended.status != 0:
             job.stop(self._settings.patience)  # the others cannot go on alone
@@ -139,11 +167,12 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
         return self._stop_signal is None
 
-    def _give_up(self, failure: Failure, advice: str) -> int:
+    def _give_up(self, failure: Failure | None, advice: str) -> int:
         counts = {f"{one}": self._failures.count(one) for one in dict.fromkeys(self._failures)}
-        print(f"supervisor: stopped by {failure}: {advice}", file=sys.stderr)
+        name = "the check of nodes" if failure is None else failure.value
+        print(f"supervisor: stopped by {name}: {advice}", file=sys.stderr)
         print(f"supervisor: failures {counts}; logs in {self._workdir / 'logs'}", file=sys.stderr)
-        self._events.write("gave up", failure=failure.value, advice=advice, failures=counts)
+        self._events.write("gave up", failure=name, advice=advice, failures=counts)
         return self._finish("gave up", 1)
 
     def _finish(self, how: str, status: int) -> int:
@@ -162,39 +191,6 @@ class Supervisor:
         self._stop_signal = number
 
 
-class Watch:
-    """Judges the heartbeats of one attempt."""
-
-    def __init__(self, settings: argparse.Namespace, events: EventLog) -> None:
-        self._settings, self._events = settings, events
-        self._changed = time.monotonic()
-        self._steps: dict[int, int] = {}
-        self._seconds: dict[int, list[float]] = {}
-        self._slowest: dict[int, int] = {}
-
-    def stands_still(self, beats: Mapping[int, Mapping[str, float]]) -> bool:
-        """Whether no process has made a step for too long. Slow ones are recorded."""
-        for process, beat in beats.items():
-            if self._steps.get(process) != beat["step"]:
-                self._steps[process] = int(beat["step"])
-                self._changed = time.monotonic()
-                self._note_speed(process, beat)
-        patience = self._settings.hang_seconds if self._steps else self._settings.start_seconds
-        return time.monotonic() - self._changed > patience
-
-    def _note_speed(self, process: int, beat: Mapping[str, float]) -> None:
-        seconds = beat["step_seconds"] + beat["data_wait_seconds"]
-        history = self._seconds.setdefault(process, [])
-        if len(history) >= _SLOW_AFTER:
-            usual = statistics.median(history[-32:])
-            slowest, step = beat["slowest_seconds"], int(beat["slowest_step"])
-            is_new = self._slowest.get(process) != step
-            if is_new and slowest > self._settings.slow_factor * usual:
-                self._slowest[process] = step
-                self._events.write("slow", process=process, step=step, seconds=slowest, usual=usual)
-        history.append(seconds)
-
-
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if "--" not in argv:
         _parser().parse_args(argv)  # --help, or an error about what stands there
@@ -203,6 +199,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, command = _parser().parse_args(argv[:at]), list(argv[at + 1 :])
     if not command:
         raise ConfigError("nothing stands after --; give the command of the job")
+    cluster_of(arguments)
     if arguments.processes < 1:
         raise ConfigError(f"--processes={arguments.processes}: must be at least 1")
     return arguments, command
@@ -233,12 +230,25 @@ def _parser() -> Parser:
     parser.add_argument("--hang-seconds", type=float, default=600, help="without a step: a hang")
     parser.add_argument("--start-seconds", type=float, default=3600, help="before the first step")
     parser.add_argument("--slow-factor", type=float, default=3, help="times the usual step: slow")
+    parser.add_argument(
+        "--straggler-factor", type=float, default=1.5, help="times the other processes: a straggler"
+    )
     parser.add_argument("--backoff", type=float, default=10, help="seconds before a restart")
     parser.add_argument(
         "--most-fruitless", type=int, default=3, help="failures in a row without a new checkpoint"
     )
     parser.add_argument("--patience", type=float, default=60, help="seconds to save after SIGTERM")
-    parser.add_argument("--preflight", action="store_true", help="check every device first")
+    parser.add_argument(
+        "--preflight",
+        nargs="?",
+        const="",
+        metavar="OPTIONS",
+        help="check every device first; options of zaya_jax.systems.preflight in one word",
+    )
+    parser.add_argument("--nodes", default="", help="one process on each: a,b or node[1-4]")
+    parser.add_argument("--on-node", default=ON_NODE, help="runs {command} on {node}")
+    parser.add_argument("--use", type=int, default=0, help="nodes of a job; 0: all that pass")
+    parser.add_argument("--port", type=int, default=8476, help="of the first node")
     return parser
 
 

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zaya_jax.checkpoint.manager import saved_steps
-from zaya_jax.checkpoint.manifest import is_finished
+from zaya_jax.checkpoint.tiers import last_finished
 from zaya_jax.training.metrics_file import MetricsError, read_metrics
 
 LOG = "supervisor.jsonl"
@@ -42,9 +41,7 @@ class EventLog:
 
 def last_checkpoint(workdir: Path) -> int:
     """The newest finished checkpoint; -1 where there is none."""
-    folder = workdir / "checkpoints"
-    finished = [step for step in saved_steps(folder) if is_finished(folder / str(step))]
-    return max(finished, default=-1)
+    return last_finished(workdir / "checkpoints")
 
 
 def uptime(workdir: Path, started: float, failures: int) -> Uptime:

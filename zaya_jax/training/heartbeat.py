@@ -13,6 +13,7 @@ import faulthandler
 import json
 import os
 import signal
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ class Heartbeat:
     def __init__(self, workdir: Path, process: int) -> None:
         self._path = workdir / FOLDER / f"{process}.json"
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RECENT)
+        self._waits: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self.probe_seconds = 0.0  # of a fixed product on this process' devices; 0 = not timed
 
     def beat(self, step: int, step_seconds: float, data_wait_seconds: float) -> None:
         """Says that a step is done and how long its parts took on this process."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._recent.append((step_seconds + data_wait_seconds, step))
+        self._waits.append(data_wait_seconds)
         slowest_seconds, slowest_step = max(self._recent)
         record = {
             "pid": os.getpid(),
@@ -40,6 +44,8 @@ class Heartbeat:
             "data_wait_seconds": data_wait_seconds,
             "slowest_seconds": slowest_seconds,  # who watches misses most of the quick ones
             "slowest_step": slowest_step,
+            "usual_data_wait_seconds": statistics.median(self._waits),
+            "probe_seconds": self.probe_seconds,
             "time": time.time(),
         }
         temporary = self._path.with_suffix(".tmp")

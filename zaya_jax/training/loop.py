@@ -21,7 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from zaya_jax.checkpoint.manager import CheckpointManager
+from zaya_jax.checkpoint.settings import Tier
+from zaya_jax.checkpoint.tiers import TieredCheckpoints
 from zaya_jax.data.checks import check_batch
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.model_size import training_flops_per_token
@@ -32,6 +33,7 @@ from zaya_jax.training.heartbeat import Heartbeat
 from zaya_jax.training.metrics import train_record
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.preemption import StopSignal
+from zaya_jax.training.probe import Probe
 from zaya_jax.training.profile import Profiler
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import training_part
@@ -54,7 +56,7 @@ class Loop:
     workdir: Path
     batches: BatchIterator
     validator: Validator
-    checkpoints: CheckpointManager
+    checkpoints: TieredCheckpoints
     writers: MultiWriter
     stop: StopSignal
     clock: Clock
@@ -62,6 +64,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._heartbeat = Heartbeat(self.workdir, jax.process_index())
+        is_one_of_several = jax.process_count() > 1 and self.config.train.probe_interval > 0
+        self._probe = Probe() if is_one_of_several else None
 
     def train(self, state: TrainState) -> TrainState:
         """Trains from `state`, which it gives up, to the last step or until asked to stop.
@@ -92,14 +96,18 @@ class Loop:
                 unread = (step, metrics)
 
                 stopping = any_process(self.stop.received is not None)
-                validates, saves = self._validates_at(step), self._saves_at(step) or stopping
-                if validates or saves:
+                validates, probe = self._validates_at(step), self._probe_at(step)
+                is_last = stopping or step == total
+                tier = self.config.checkpoint.tier_at(step, is_last=is_last)
+                if validates or tier or probe:
                     self._report(unread)
                     unread = None
+                if probe:
+                    self._heartbeat.probe_seconds = probe.seconds()
                 if validates:
                     self._validate(step, state)
-                if saves:
-                    self._save(step, state)
+                if tier:
+                    self._save(step, state, tier)
                 if stopping:
                     break
         self.checkpoints.wait()
@@ -198,7 +206,7 @@ class Loop:
             for record in self.validator.records(step, state):
                 self.writers.write(record)
 
-    def _save(self, step: int, state: TrainState) -> None:
+    def _save(self, step: int, state: TrainState, tier: Tier) -> None:
         with self.clock.measure("checkpoint"):
             self.writers.flush()
             self.checkpoints.save(
@@ -207,6 +215,7 @@ class Loop:
                 training=training_part(state),
                 data=self.batches.get_state(),
                 metadata=self.metadata,
+                tier=tier,
             )
         self._event(step, "checkpoint", "")
 
@@ -215,10 +224,10 @@ class Loop:
             {"kind": "event", "step": step, "time": time.time(), "name": name, "detail": detail}
         )
 
+    def _probe_at(self, step: int) -> Probe | None:
+        is_due = self._probe is not None and step % self.config.train.probe_interval == 0
+        return self._probe if is_due else None
+
     def _validates_at(self, step: int) -> bool:
         interval = self.config.train.validation_interval
-        return step == self.config.train.steps or (interval > 0 and step % interval == 0)
-
-    def _saves_at(self, step: int) -> bool:
-        interval = self.config.checkpoint.interval
         return step == self.config.train.steps or (interval > 0 and step % interval == 0)

@@ -16,7 +16,8 @@ from jax.sharding import AbstractMesh
 
 from zaya_jax.checkpoint.adapter_reader import BASE_CHECKSUM
 from zaya_jax.checkpoint.load import load_checkpoint
-from zaya_jax.checkpoint.manager import CheckpointError, CheckpointManager, Found
+from zaya_jax.checkpoint.manager import CheckpointError, Found
+from zaya_jax.checkpoint.tiers import TieredCheckpoints
 from zaya_jax.config import ConfigError, ModelConfig, architecture_differences
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.lora import params_checksum
@@ -45,7 +46,7 @@ class Resumption:
     events: list[tuple[str, str]]  # (name, detail) for the metrics file
 
 
-def find_resumption(config: RunConfig, checkpoints: CheckpointManager) -> Resumption | None:
+def find_resumption(config: RunConfig, checkpoints: TieredCheckpoints) -> Resumption | None:
     """Finds the checkpoint to continue from; reads its settings but no tensor. None: a new run.
 
     Raises:
@@ -142,7 +143,7 @@ def _frozen_params(config: RunConfig, placement: Placement, saved: Mapping[str, 
 def restored_state(
     config: RunConfig,
     placement: Placement,
-    checkpoints: CheckpointManager,
+    checkpoints: TieredCheckpoints,
     step: int,
     batches: BatchIterator,
 ) -> TrainState:
