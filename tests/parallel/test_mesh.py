@@ -67,7 +67,12 @@ def test_only_one_axis_takes_the_rest():
         ({"data": 1, "context": 8}, {"sequence": 20}, r"data\.sequence_length=20"),
         ({"data": 1, "expert": 8}, {}, r"model\.num_experts=4: .*mesh\.expert, which is 8"),
         ({"data": 4, "tensor": 2}, {}, r"model\.num_kv_heads=1: .*mesh\.tensor"),
-        ({"data": 1, "context": 8}, {"sequence": 8}, "shorter than the 2 tokens"),
+        (
+            {"data": 1, "context": 8},
+            {"sequence": 24},
+            r"data\.sequence_length=24: .*2, which is 16",
+        ),
+        ({"data": 1, "context": 8}, {"sequence": 16}, "shorter than the 2 tokens"),
     ],
 )
 def test_a_model_that_a_mesh_cannot_split_is_refused(

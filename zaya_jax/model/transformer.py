@@ -23,6 +23,7 @@ from zaya_jax.model.block import (
 from zaya_jax.model.norm import RMSNorm
 from zaya_jax.model.outputs import HiddenStates, Routing, TransformerOutput
 from zaya_jax.model.rope import rope_tables
+from zaya_jax.parallel.context_order import in_balanced_order, in_sequence_order
 from zaya_jax.parallel.embedding import embed_on_mesh
 from zaya_jax.variants import ResidualKind, RouterKind
 
@@ -117,8 +118,13 @@ class Transformer(nn.Module):
         _check_routes(routes, tokens, config)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
+        tokens, positions = (in_balanced_order(jnp.asarray(x)) for x in (tokens, positions))
+        if segment_ids is not None:
+            segment_ids = in_balanced_order(jnp.asarray(segment_ids))
+        if routes is not None:
+            routes = in_balanced_order(jnp.asarray(routes, jnp.int32), axis=2)
         shared = _shared_input(config, positions, segment_ids)
-        residual = embedded = embed_on_mesh(self.embedding, jnp.asarray(tokens))
+        residual = embedded = embed_on_mesh(self.embedding, tokens)
         if config.residual is ResidualKind.SCALED:
             residual = (embedded + self.input_bias[None, None, :]) * self.input_scale[None, None, :]
         first_rms = root_mean_square(residual, shared.real_tokens)
@@ -133,7 +139,7 @@ class Transformer(nn.Module):
         weight = self.embedding if self.config.tie_embeddings else self.head_weight
         return weight, self.head_bias if self.config.head_bias else None
 
-    def _layer_inputs(self, routes: RouteArray | None) -> LayerInput:
+    def _layer_inputs(self, routes: Array | None) -> LayerInput:
         config = self.config
         width = config.router_hidden_size
         # The first layer has no router before it: scale zero. Nor has any other without EDA.
@@ -153,7 +159,7 @@ class Transformer(nn.Module):
             balancing_biases=self.balancing_biases.value,
             rope_index=jnp.asarray(rope_index, jnp.int32),
             window=window,
-            recorded_class=None if routes is None else jnp.asarray(routes, jnp.int32),
+            recorded_class=routes,
         )
 
 
@@ -187,9 +193,7 @@ def _stacked_blocks(config: ModelConfig) -> Any:
     )(config)
 
 
-def _shared_input(
-    config: ModelConfig, positions: TokenArray, segment_ids: TokenArray | None
-) -> SharedInput:
+def _shared_input(config: ModelConfig, positions: Array, segment_ids: Array | None) -> SharedInput:
     """RoPE tables for the kinds of layers that exist, full ones first, and the padding mask."""
     kinds = set(config.layer_types)
     thetas = [config.rope_theta] if LayerType.FULL in kinds else []
@@ -197,7 +201,6 @@ def _shared_input(
     tables = [rope_tables(positions, config.rotary_dim, theta) for theta in thetas]
     real = jnp.ones(positions.shape, jnp.float32)
     if segment_ids is not None:
-        segment_ids = jnp.asarray(segment_ids)
         real = (segment_ids > 0).astype(jnp.float32)
     return SharedInput(
         cos=jnp.stack([cos for cos, _ in tables]),
@@ -208,16 +211,17 @@ def _shared_input(
 
 
 def _collect(final: Array, first_rms: Array, layers: LayerOutput) -> HiddenStates:
+    """What is there of each token comes back in the order of the sequence."""
     return HiddenStates(
-        final=final,
+        final=in_sequence_order(final),
         routing=Routing(
-            expert_index=layers.expert_index,
-            logits=layers.logits,
-            probabilities=layers.probabilities,
+            expert_index=in_sequence_order(layers.expert_index, axis=2),
+            logits=in_sequence_order(layers.logits, axis=2),
+            probabilities=in_sequence_order(layers.probabilities, axis=2),
             class_counts=layers.class_counts,
         ),
         residual_rms=jnp.concatenate([first_rms[None], layers.residual_rms]),
-        per_layer=layers.residual,
+        per_layer=in_sequence_order(layers.residual, axis=2),
     )
 
 

@@ -108,6 +108,7 @@ def check_model_fits(
     demands = (
         (names[0], batch, rows, "data * mesh.fsdp * mesh.expert"),
         (names[1], sequence, context * tensor, "context * mesh.tensor"),
+        (names[1], sequence, 2 * context if context > 1 else 1, "context * 2"),
         ("model.hidden_size", model.hidden_size, mesh.shape["fsdp"], "fsdp"),
         ("model.num_experts", model.num_experts, mesh.shape["expert"], "expert"),
         ("model.num_kv_heads", model.num_kv_heads, tensor, "tensor"),
@@ -122,8 +123,8 @@ def check_model_fits(
     for name, size, parts, axes in demands:
         if size % parts:
             raise ConfigError(f"{name}={size}: must be a multiple of mesh.{axes}, which is {parts}")
-    if context > 1 and sequence // context < max(halo, 1):
+    if context > 1 and sequence // (2 * context) < max(halo, 1):
         raise ConfigError(
-            f"{names[1]}={sequence}: a part of it on mesh.context={context} is shorter "
-            f"than the {halo} tokens that the convolutions reach back"
+            f"{names[1]}={sequence}: a chunk of it on mesh.context={context}, half of a device's "
+            f"part, is shorter than the {halo} tokens that the convolutions reach back"
         )
