@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from zaya_jax.__main__ import Command, commands, main
+from zaya_jax.completion import completion_script, options_of
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = list(commands())
@@ -50,3 +54,30 @@ def test_help_shows_an_example(command: Command):
     assert done.returncode == 0, done.stderr
     _, _, body = done.stdout.partition("\n\n")  # behind the usage
     assert f"python -m {command.module} " in body
+    offered = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", body, re.MULTILINE))
+    assert offered <= set(options_of(command.module))
+
+
+def _completed(words: list[str]) -> list[str]:
+    """What bash offers for the last of these words."""
+    script = completion_script(["experiments.cascade", "experiments.sft"], "bash")
+    line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _zaya_jax"
+    command = ["bash", "-c", f'{script}{line}\nprintf "%s\\n" "${{COMPREPLY[@]}}"']
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_the_shell_completes_commands_and_their_options():
+    assert _completed(["python", "-m", "experiments.s"]) == ["experiments.sft"]
+    assert _completed(["python", "-m", "experiments.cascade", "--dr"]) == ["--dry-run"]
+    # sft's parser is made two modules away.
+    assert _completed(["python", "-m", "experiments.sft", "--config."]) == ["--config."]
+    assert _completed(["python", "script.py", "--dr"]) == []
+
+
+def test_the_completion_of_every_command_is_printed(capsys: pytest.CaptureFixture[str]):
+    assert main(["--completion", "zsh"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("autoload -U +X bashcompinit")
+    for command in COMMANDS:
+        assert f"    {command.module}) COMPREPLY" in printed

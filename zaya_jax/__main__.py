@@ -1,8 +1,10 @@
 """Lists every command of the project with the first line of what it says about itself.
 
     python -m zaya_jax [WORD]
+    source <(python -m zaya_jax --completion bash)
 
-A WORD keeps the commands whose name or summary holds it.
+A WORD keeps the commands whose name or summary holds it. The second line lets the shell complete
+their names and options.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from zaya_jax.completion import SHELLS, completion_script
 
 PACKAGES = ("experiments", "zaya_jax", "kernels_pallas")
 
@@ -46,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("word", nargs="?", default="", help="only commands that mention this")
-    word = parser.parse_args(argv).word.lower()
+    parser.add_argument("--completion", choices=SHELLS, help="print a script for this shell")
+    arguments = parser.parse_args(argv)
+    if arguments.completion:
+        modules = [command.module for command in commands()]
+        print(completion_script(modules, arguments.completion), end="")
+        return 0
+    word = arguments.word.lower()
     found = [c for c in commands() if word in c.module.lower() or word in c.summary.lower()]
     if not found:
         print(f"no command mentions {word!r}; python -m zaya_jax lists all")

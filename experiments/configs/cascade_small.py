@@ -49,7 +49,8 @@ from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage_config import StageConfig
 
 SUPERVISED = ("pretrain", "midtrain", "sft")
-REINFORCED = ("rl_warmup", "rl_adaptive", "rl_maths_code_ttc", "rl_behavioral")
+STEPS = {"rl_warmup": 24, "rl_adaptive": 60, "rl_maths_code_ttc": 60, "rl_behavioral": 20}
+REINFORCED = tuple(STEPS)
 SEEDS = (0, 1, 2)
 METHODS = {"none": "single", "majority": "vote", "light": "Markovian RSA"}
 PROMPT_TOKENS, RESPONSE_TOKENS = 208, 48
@@ -225,7 +226,7 @@ def _reinforced(config: ConfigDict, name: str) -> None:
     config.optimizer.final_learning_rate = 5e-4
     config.optimizer.warmup_steps = 0
     config.optimizer.weight_decay = 0.0
-    config.train.steps = 60
+    config.train.steps = STEPS[name]
     config.checkpoint.interval = 20
 
 
