@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recipe-small aggregation-small test lint bench
+.PHONY: help demo recipe-small aggregation-small cascade test lint bench
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make recipe-small   pretraining, midtraining on reasoning and SFT in miniature, in runs/recipe"
 	@echo "make aggregation-small   a model that learns to aggregate attempts; single samples, votes and"
 	@echo "             Markovian RSA beside each other, in runs/aggregation"
+	@echo "make cascade   from raw text to a small model that was reinforced in four stages, in runs/cascade"
 	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
 	@echo "make lint    ruff and mypy"
@@ -52,6 +53,10 @@ aggregation-small: $(INSTALLED)test
 	        --config experiments/configs/evaluation/aggregation_small.py:$$ttc --config.seed=$$seed \
 	        --config.init_from=$(AGGREGATION)/sft || exit 1; \
 	done; done
+
+cascade: $(INSTALLED)test
+	@echo "==> from raw text through four stages of RL to Markovian RSA; the same command resumes"
+	$(HUGE_PAGES) $(BIN)/python -m experiments.cascade --workdir runs/cascade
 
 test: $(INSTALLED)$(EXTRAS)
 	@echo "==> running the tests"
