@@ -32,6 +32,7 @@ from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.evaluation.statistics import bootstrap_interval
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.cold_start import cold_start
+from zaya_jax.rl.curriculum.before_stage import calibrate
 from zaya_jax.rl.dry_run import ROW_NAMES, describe, plan
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.prompts import PromptCodec
@@ -66,18 +67,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def trainer_placement(config: RunConfig, setup: RLSetup) -> Placement:
-    """Devices of the trainer: all there are.
+    """Devices of the trainer: all that are not the workers' own.
 
     Raises:
       ConfigError: when mesh, model and the stage's rows do not fit together.
     """
-    stage = setup.stage
+    stage, split = setup.stage, setup.split(jax.devices())
     return choose_placement(
         config.mesh,
         config.model,
         batch_size=stage.rows_per_microbatch,
         sequence_length=stage.row_length,
         names=ROW_NAMES,
+        devices=None if split is None else split.trainer,
     )
 
 
@@ -99,6 +101,7 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
             variables = imitate(config, setup, variables, tokenizer, writer)
             state = trainer.init(variables)
             stage.sampler.load_weights(variables)
+            start_curriculum(setup, stage, config.train.seed, workdir, writer)
             measure(setup, stage, 0, workdir, writer)
             save(config, stage, state, checkpoints, Tier.DURABLE)
         else:
@@ -125,6 +128,8 @@ def run(
     steps = config.train.steps
     while (step := int(state.step) + 1) <= steps:
         state, metrics = stage.step(state)
+        difficulties = stage.maker.scheduler.progress.items()
+        metrics |= {f"difficulty/{name}": at.difficulty for name, at in difficulties}
         record = {"kind": "train", "step": step, "time": time.time(), **metrics}
         writer.write(plain_record(record))
         print(
@@ -189,6 +194,32 @@ def imitate(
     event = {"kind": "event", "step": 0, "time": time.time(), "name": "imitation", "detail": detail}
     writer.write(plain_record(event))
     return variables
+
+
+def start_curriculum(
+    setup: RLSetup, stage: AnyStage, seed: int, workdir: Path, writer: JsonlWriter
+) -> None:
+    """Environments start where calibration puts them, if the stage has one."""
+    if setup.calibration is None:
+        return
+    path = workdir / "calibration.json"
+    found = calibrate(
+        setup.calibration,
+        stage.maker,
+        stage.sampler,
+        path,
+        seed=seed,
+        say=lambda line: print(line, flush=True),
+    )
+    stage.maker.scheduler.start_at({name: one.difficulty for name, one in found.items()})
+    for name, one in found.items():
+        detail = (
+            f"{name} starts at difficulty {one.difficulty}, expected to be solved in "
+            f"{one.solve_rate:.0%}, after {one.groups} groups"
+        )
+        event = {"kind": "event", "step": 0, "time": time.time(), "name": "calibration"}
+        writer.write(plain_record({**event, **one._asdict(), "source": name, "detail": detail}))
+        print(f"calibration: {detail}", flush=True)
 
 
 def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: JsonlWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,9 +54,12 @@ def make_stage(
         held_out=setup.held_out(),
     )
     learner = Learner(rules, trainer)
+    model = config.model
+    if setup.sampler_dtype is not None:
+        model = model.replace(activation_dtype=setup.sampler_dtype)
     if setup.engine is None:
         sampler = ForwardSampler(
-            config.model,
+            model,
             variables,
             stop_token=codec.stop_token,
             most_prompt_tokens=setup.most_prompt_tokens,
@@ -65,7 +69,7 @@ def make_stage(
 
     make_engine = functools.partial(
         engine_sampler,
-        config.model,
+        model,
         setup.engine,
         stop_token=codec.stop_token,
         most_tokens=setup.most_response_tokens,
@@ -77,9 +81,12 @@ def make_stage(
     if setup.pipeline.place is WorkerPlace.RAY:
         make = functools.partial(make_engine, jax.device_get(variables))
         engines = [RayEngine(make, setup.pipeline.resources) for _ in workers]
-    else:
-        engines = [make_engine(variables) for _ in workers]
-    return PipelineStage(setup.pipeline, maker, learner, engines, make_engine(variables))
+        return PipelineStage(setup.pipeline, maker, learner, engines, make_engine(variables))
+    split = setup.split(jax.devices())
+    places = [None] * len(workers) if split is None else list(split.workers)
+    engines = [make_engine(variables, devices=devices) for devices in places]
+    sampler_to_measure = make_engine(variables, devices=places[0])
+    return PipelineStage(setup.pipeline, maker, learner, engines, sampler_to_measure)
 
 
 def engine_sampler(
@@ -89,9 +96,10 @@ def engine_sampler(
     *,
     stop_token: int,
     most_tokens: int,
+    devices: Sequence[jax.Device] | None = None,
 ) -> EngineSampler:
-    """A new engine with these weights."""
-    engine = Engine(model, variables, settings=settings)
+    """A new engine with these weights, on the first device or on those given."""
+    engine = Engine(model, variables, settings=settings, devices=devices)
     return EngineSampler(engine, stop_token=stop_token, most_tokens=most_tokens)
 
 

@@ -34,6 +34,7 @@ class Dispatcher:
         settings: EngineSettings,
         variables: dict[str, Any],
         allowed: Bool[np.ndarray, " vocab"],
+        devices: Many[jax.Device] | None = None,
     ) -> None:
         """Allocates the cache, on as many devices as the settings say.
 
@@ -42,17 +43,24 @@ class Dispatcher:
           settings: sizes.
           variables: parameters and balancing biases; copied.
           allowed: tokens that may be drawn.
+          devices: as for `engine_mesh`.
 
         Raises:
           ConfigError: when the settings do not fit the model or the devices.
         """
         self.programs: set[str] = set()
         self._config, self._settings = config, settings
-        self._mesh = engine_mesh(config, settings)
+        self._mesh = engine_mesh(config, settings, devices)
         self.load(variables)
         cache = empty_cache(config, settings.cache_shape(config))
         self._cache = place(cache, LAYERS_THEN_ROWS, self._mesh)
         self._allowed = place(jnp.asarray(allowed), WHOLE, self._mesh)
+
+    @property
+    def devices(self) -> set[jax.Device]:
+        """Where weights and cache are."""
+        arrays = jax.tree.leaves((self._weights, self._cache))
+        return {device for array in arrays for device in array.devices()}
 
     def load(self, variables: dict[str, Any]) -> None:
         """Changes the weights."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from zaya_jax.config import ModelConfig
@@ -66,6 +67,7 @@ class Engine:
         settings: EngineSettings | None = None,
         *,
         seed: int = 0,
+        devices: Many[jax.Device] | None = None,
     ) -> None:
         """Allocates the cache, on as many devices as the settings say.
 
@@ -75,6 +77,7 @@ class Engine:
           tokenizer: for text and stop strings; without it there are only tokens.
           settings: sizes.
           seed: from which requests without a seed get theirs.
+          devices: that it may use, and no others; None: the first of this process.
 
         Raises:
           ConfigError: when the settings do not fit the model or the devices.
@@ -84,7 +87,7 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.version = 0
         allowed = allowed_tokens(config, tokenizer)
-        self._dispatcher = Dispatcher(config, self.settings, variables, allowed)
+        self._dispatcher = Dispatcher(config, self.settings, variables, allowed, devices)
         self.programs = self._dispatcher.programs
         self._parts = make_parts(config, self.settings)
         self._seeds = np.random.default_rng(seed)
@@ -189,6 +192,11 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request is waiting or running."""
         return not self._waiting and not self._running
+
+    @property
+    def devices(self) -> set[jax.Device]:
+        """Where its weights and its cache are."""
+        return self._dispatcher.devices
 
     @property
     def statistics(self) -> dict[str, int]:

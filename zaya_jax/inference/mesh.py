@@ -10,7 +10,7 @@ Bytes summed per device and layer: tokens * hidden * itemsize.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,20 +31,28 @@ STEPS_THEN_ROWS = LAYERS_THEN_ROWS  # what decoding returns
 _EXPERTS = PartitionSpec(AXIS_RULES["experts"])
 
 
-def engine_mesh(config: ModelConfig, settings: EngineSettings) -> Mesh | None:
-    """The first devices as the settings split them; None where there is one part of everything.
+def engine_mesh(
+    config: ModelConfig, settings: EngineSettings, devices: Sequence[jax.Device] | None = None
+) -> Mesh | None:
+    """The first of the devices as the settings split them.
+
+    Args:
+      config: architecture.
+      settings: sizes.
+      devices: that the engine may use; None: all of this process, and then an engine that needs
+        one device only gets no mesh and stays where JAX puts things.
 
     Raises:
       ConfigError: when there are too few devices, or something is not divided.
     """
     data, expert = settings.mesh_data, settings.mesh_expert
-    if data * expert == 1:
+    if data * expert == 1 and devices is None:
         return None
     if config.num_experts % expert:
         raise ConfigError(
             f"mesh_expert={expert} does not divide the model's {config.num_experts} experts"
         )
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     if len(devices) < data * expert:
         raise ConfigError(
             f"mesh_data={data} * mesh_expert={expert} needs {data * expert} devices, there are "

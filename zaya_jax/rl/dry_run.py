@@ -38,6 +38,7 @@ def plan(config: RunConfig, setup: RLSetup) -> dict[str, Any]:
         batch_size=stage.rows_per_microbatch,
         sequence_length=stage.row_length,
         names=ROW_NAMES,
+        others=setup.worker_devices,
     )
     trainer = PolicyTrainer(model, config.optimizer, setup.loss, config.train.steps, placement)
     variables = jax.eval_shape(

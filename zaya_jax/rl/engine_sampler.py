@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from zaya_jax.inference.engine import Engine
@@ -38,6 +39,11 @@ class EngineSampler:
     def version(self) -> int:
         """Of the engine's weights."""
         return self._engine.version
+
+    @property
+    def devices(self) -> set[jax.Device]:
+        """Where its weights and caches are."""
+        return self._engine.devices
 
     @property
     def idle(self) -> bool:

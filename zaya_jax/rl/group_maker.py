@@ -67,6 +67,11 @@ class GroupMaker:
         self._lock = threading.Lock()
         self._scorers = ThreadPoolExecutor(_SCORERS, thread_name_prefix="score")
 
+    @property
+    def environments(self) -> Mapping[str, Environment]:
+        """Those that are learnt from, by name."""
+        return self._environments
+
     def draw(self) -> Asked | None:
         """The curriculum's next problem; None when its environment could not make it."""
         with self._lock:
@@ -123,6 +128,13 @@ class GroupMaker:
                 self._score(environment, one.problem, response).reward
                 for one, response in zip(asked, responses, strict=True)
             ]
+        )
+
+    def scores(self, asked: Asked, responses: Sequence[Sampled]) -> list[Score]:
+        """Scores of responses to a problem that is learnt from; the curriculum is not told."""
+        environment = self._environments[asked.problem.source]
+        return list(
+            self._scorers.map(lambda one: self._score(environment, asked.problem, one), responses)
         )
 
     def text_of(self, tokens: np.ndarray) -> str:

@@ -60,6 +60,7 @@ class PipelineConfig:
 
     workers: int = 1  # each with an engine of its own
     place: WorkerPlace = WorkerPlace.THREAD  # where those engines run
+    own_devices: bool = False  # threads only: the last devices are the workers', not the trainer's
     resources: ActorResources = dataclasses.field(default_factory=ActorResources)  # Ray only
     groups_in_flight: int = 32  # of each worker
     updates_per_sync: int = 2  # k: updates between two syncs of the weights
@@ -72,8 +73,11 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not value > 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and not value > 0:
                 raise RLError(f"pipeline: {field.name}={value!r}: must be positive")
+        if self.own_devices and self.place is WorkerPlace.RAY:
+            raise RLError("pipeline: own_devices is for threads; actors have devices of their own")
         if self.buffer_batches < self.batches_waiting:
             raise RLError(
                 f"pipeline: buffer_batches={self.buffer_batches} is less than "

@@ -19,6 +19,8 @@ from zaya_jax.training.report_plots import HeatMap, LinePlot, Series, short_numb
 
 ROLLOUTS_FILE = "rollouts.txt"
 
+_DIFFICULTY = "difficulty/"  # prefix of the metrics
+
 _STRETCHES = 160  # most points of a line
 _HEAT_STRETCHES = 96  # most columns of a heat map
 _SHOWN_CHARACTERS = 20_000  # of the latest rollouts
@@ -106,6 +108,7 @@ def write_report(workdir: Path | str) -> Path:
             report_page.section("Learning", [_solve_rates(run), _rewards(run, cut)]),
             report_page.section("Policy", [_plot(cut, *plot) for plot in _POLICY]),
             report_page.section("Rollouts", [_plot(cut, *plot) for plot in _ROLLOUTS]),
+            _curriculum(run, cut),
             report_page.section("Experts", [_load_entropy(run)]),
             report_page.section("The run", [*_latest_rollouts(folder), *run_cards(run)]),
         )
@@ -147,6 +150,25 @@ def _rewards(run: Run, cut: Stretches) -> str:
     ]
     note = "Mean over all rollouts, those of filtered groups too."
     return report_plots.line_plot(LinePlot("Reward by source", note, cut.x, series, from_zero=True))
+
+
+def _curriculum(run: Run, cut: Stretches) -> str:
+    """Where calibration put the environments, and a plot of each environment's difficulty."""
+    found = [event for event in run.events if event["name"] == "calibration"]
+    rows = [
+        (r["source"], str(r["difficulty"]), f"{r['solve_rate']:.0%}", str(r["groups"]))
+        for r in found
+    ]
+    head = ("environment", "starts at", "expected to be solved", "groups")
+    table = [report_page.text_table("Calibration", head, rows, folded=len(rows) > 12)]
+    names = sorted(name for name in run.train[-1] if name.startswith(_DIFFICULTY))
+    note = "Difficulty of the next problem."
+    plots = [
+        LinePlot(name.removeprefix(_DIFFICULTY), note, cut.x, [cut.series(name, "difficulty", "s1")])
+        for name in names
+    ]
+    cards = [*(table if rows else []), *(report_plots.line_plot(plot) for plot in plots)]
+    return report_page.section("Curriculum", cards) if cards else ""
 
 
 def _plot(cut: Stretches, title: str, note: str, metrics: Sequence[tuple[str, str]]) -> str:

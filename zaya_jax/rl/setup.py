@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
 
 from zaya_jax.inference.settings import EngineSettings
 from zaya_jax.rl.cold_start import ColdStart
+from zaya_jax.rl.curriculum.before_stage import CalibrationPlan
+from zaya_jax.rl.device_split import DeviceSplit, split_devices
 from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.losses import PolicyLossConfig
@@ -30,9 +34,11 @@ class RLSetup:
       held_out: makes those to measure on, never learnt from.
       shares: of the groups, by environment name; those not named have 1.
       difficulty: at which every environment starts.
+      calibration: finds where each is to start instead, with the policy that the stage begins with.
       hardest: highest difficulty the curriculum may reach.
       most_prompt_tokens: longest prompt.
       most_response_tokens: longest response.
+      sampler_dtype: of the sampler's activations; none: as the trainer's.
       cold_start: what comes before, for a policy that starts from nothing.
       evaluation_interval: steps between two measurements.
       evaluation_problems: of each environment, in each of them.
@@ -47,11 +53,13 @@ class RLSetup:
     most_prompt_tokens: int
     most_response_tokens: int
     loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
+    sampler_dtype: str | None = None
     engine: EngineSettings | None = None
     pipeline: PipelineConfig | None = None
     held_out: Callable[[], tuple[Environment, ...]] = tuple
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     difficulty: int = 0
+    calibration: CalibrationPlan | None = None
     hardest: int | None = None
     cold_start: ColdStart | None = None
     evaluation_interval: int = 10
@@ -68,3 +76,21 @@ class RLSetup:
             )
         if self.pipeline is not None and self.engine is None:
             raise RLError("setup: a pipeline needs an engine: set engine=EngineSettings(...)")
+
+    def split(self, devices: Sequence[jax.Device]) -> DeviceSplit | None:
+        """How the pipeline shares out the devices; None where all are everybody's.
+
+        Raises:
+          ConfigError: when none is left for the trainer.
+        """
+        if self.pipeline is None or not self.worker_devices:
+            return None
+        workers = self.pipeline.workers
+        return split_devices(devices, workers, self.worker_devices // workers)
+
+    @property
+    def worker_devices(self) -> int:
+        """Devices that are the workers' and not the trainer's; 0 where all are everybody's."""
+        if self.pipeline is None or self.engine is None or not self.pipeline.own_devices:
+            return 0
+        return self.pipeline.workers * self.engine.mesh_data * self.engine.mesh_expert

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -116,8 +116,9 @@ def choose_placement(
     batch_size: int,
     sequence_length: int,
     names: tuple[str, str] = BATCH_NAMES,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Placement:
-    """A mesh over all devices; none where there is one device.
+    """A mesh over `devices`, None being all; none where there is one device.
 
     `names` is what errors call the batch size and the length of its rows.
 
@@ -126,7 +127,7 @@ def choose_placement(
         kernels that cannot run here.
     """
     check_kernels("config.model.kernels", model.kernels)
-    mesh = build_mesh(config)
+    mesh = build_mesh(config, devices)
     if mesh.size == 1:
         return Placement(model, None)
     check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length, names=names)
@@ -146,10 +147,12 @@ def plan_placement(
     batch_size: int,
     sequence_length: int,
     names: tuple[str, str] = BATCH_NAMES,
+    others: int = 0,
 ) -> Placement:
     """The same for devices that need not be there: as many as the sizes of the mesh ask for.
 
-    An axis of -1 takes what this machine's devices leave, at least 1.
+    An axis of -1 takes what this machine's devices leave, at least 1; `others` of them are not
+    counted.
 
     Raises:
       ConfigError: when mesh, model and batch do not fit together, and for kernels that cannot run
@@ -158,7 +161,7 @@ def plan_placement(
     check_kernels("config.model.kernels", model.kernels)
     fixed = math.prod(max(getattr(config, axis), 1) for axis in MESH_AXES)
     has_rest = -1 in (getattr(config, axis) for axis in MESH_AXES)
-    present = jax.device_count() if has_rest else fixed
+    present = max(1, jax.device_count() - others) if has_rest else fixed
     sizes = config.sizes(present if present % fixed == 0 else fixed)
     if math.prod(sizes.values()) == 1:
         return Placement(model, None)

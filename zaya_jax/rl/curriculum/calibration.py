@@ -116,6 +116,11 @@ class Calibration:
         """Expected solve rate at a difficulty."""
         return float((self._weights() * self._rates(difficulty)).sum())
 
+    @property
+    def groups(self) -> int:
+        """Observed so far."""
+        return len(self._history)
+
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint keeps; plain JSON values."""
         return {

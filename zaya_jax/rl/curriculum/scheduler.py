@@ -119,6 +119,21 @@ class OnlineScheduler:
             progress.difficulty -= 1
             progress.lowered += 1
 
+    def start_at(self, difficulties: Mapping[str, int]) -> None:
+        """Moves environments to where they are to start.
+
+        Raises:
+          RLError: for an environment it does not know, or a difficulty it does not have.
+        """
+        for name, difficulty in difficulties.items():
+            progress = self._progress.get(name)
+            if progress is None:
+                raise RLError(f"curriculum: no environment {name!r}")
+            top = progress.hardest
+            if difficulty < 0 or (top is not None and difficulty > top):
+                raise RLError(f"curriculum: {name!r} has no difficulty {difficulty}")
+            progress.difficulty = difficulty
+
     @property
     def progress(self) -> Mapping[str, Progress]:
         """A copy of where every environment stands, for logs."""
