@@ -25,8 +25,8 @@ from experiments.ablation.page import svg_file
 from experiments.ablation.results import write_whole
 from experiments.command_line import run_reporting_errors
 from experiments.configs import rl_small
-from experiments.rl import first_variables, imitate, trainer_placement
 from experiments.rl_stage import make_stage
+from experiments.rl_start import first_variables, imitate, trainer_placement
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.rl.dynamic_sampling import GroupFilter
 from zaya_jax.rl.setup import RLSetup
@@ -120,11 +120,14 @@ def summary(curves: Curves) -> str:
     lines = []
     for arm, own in curves.items():
         kl, low, high = (np.array(own[name]) for name in ("kl_k3", "ratio_min", "ratio_max"))
-        lines.append(
+        line = (
             f"{arm}: KL {kl.mean():.2e} nats a token (largest step {kl.max():.2e}), ratio"
-            f" {low.min():.3f} to {high.max():.3f}, live routing would flip"
-            f" {np.mean(own['flipped_routes']):.2%} of the replayed choices"
+            f" {low.min():.3f} to {high.max():.3f}"
         )
+        if ARMS[arm]:  # without replay nothing is pinned that could differ
+            flips = np.mean(own["flipped_routes"])
+            line += f"; live routing would change {flips:.3%} of the recorded choices"
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,11 +18,12 @@ from zaya_jax.rl.curriculum.scheduler import OnlineScheduler
 from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
-from zaya_jax.rl.pipeline import PipelineStage, WorkerPlace
+from zaya_jax.rl.pipeline import PipelineConfig, PipelineStage, WorkerPlace
 from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.ray_engine import RayEngine
 from zaya_jax.rl.rollout_worker import RolloutEngine
-from zaya_jax.rl.sampler import ForwardSampler
+from zaya_jax.rl.sampler import ForwardSampler, Sampler
+from zaya_jax.rl.server_engine import ServerEngine
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage import Stage
 from zaya_jax.rl.trainer import PolicyTrainer
@@ -54,39 +56,74 @@ def make_stage(
         held_out=setup.held_out(),
     )
     learner = Learner(rules, trainer)
-    model = config.model
-    if setup.sampler_dtype is not None:
-        model = model.replace(activation_dtype=setup.sampler_dtype)
-    if setup.engine is None:
-        sampler = ForwardSampler(
-            model,
-            variables,
-            stop_token=codec.stop_token,
-            most_prompt_tokens=setup.most_prompt_tokens,
-            most_tokens=setup.most_response_tokens,
-        )
-        return Stage(maker, learner, sampler)
+    stop, most = codec.stop_token, setup.most_response_tokens
+    if setup.pipeline is None:
+        return Stage(maker, learner, make_sampler(config, setup, variables, stop, most))
+    engines, sampler = _pipeline_engines(config, setup, setup.pipeline, variables, stop)
+    return PipelineStage(setup.pipeline, maker, learner, engines, sampler)
 
-    make_engine = functools.partial(
+
+def make_sampler(
+    config: RunConfig, setup: RLSetup, variables: dict[str, Any], stop_token: int, most_tokens: int
+) -> Sampler:
+    """What the setup samples with: an engine, or the whole model for every token."""
+    if setup.engine is None:
+        return ForwardSampler(
+            sampler_model(config, setup),
+            variables,
+            stop_token=stop_token,
+            most_prompt_tokens=setup.most_prompt_tokens,
+            most_tokens=most_tokens,
+        )
+    model = sampler_model(config, setup)
+    return engine_sampler(
+        model, setup.engine, variables, stop_token=stop_token, most_tokens=most_tokens
+    )
+
+
+def sampler_model(config: RunConfig, setup: RLSetup) -> ModelConfig:
+    """The model as samplers run it."""
+    if setup.sampler_dtype is None:
+        return config.model
+    return config.model.replace(activation_dtype=setup.sampler_dtype)
+
+
+def _pipeline_engines(
+    config: RunConfig,
+    setup: RLSetup,
+    pipeline: PipelineConfig,
+    variables: dict[str, Any],
+    stop_token: int,
+) -> tuple[list[RolloutEngine], EngineSampler]:
+    """An engine for each worker, and one to measure with."""
+    assert setup.engine is not None  # the setup has seen to it
+    make = functools.partial(
         engine_sampler,
-        model,
+        sampler_model(config, setup),
         setup.engine,
-        stop_token=codec.stop_token,
+        stop_token=stop_token,
         most_tokens=setup.most_response_tokens,
     )
-    if setup.pipeline is None:
-        return Stage(maker, learner, make_engine(variables))
-    engines: list[RolloutEngine]
-    workers = range(setup.pipeline.workers)
-    if setup.pipeline.place is WorkerPlace.RAY:
-        make = functools.partial(make_engine, jax.device_get(variables))
-        engines = [RayEngine(make, setup.pipeline.resources) for _ in workers]
-        return PipelineStage(setup.pipeline, maker, learner, engines, make_engine(variables))
+    workers = range(pipeline.workers)
+    if pipeline.place is WorkerPlace.RAY:
+        there = functools.partial(make, jax.device_get(variables))
+        return [RayEngine(there, pipeline.resources) for _ in workers], make(variables)
+    if pipeline.place is WorkerPlace.SERVER:
+        servers: list[RolloutEngine] = [
+            ServerEngine(
+                url,
+                config.model,
+                Path(pipeline.exports) / f"worker-{worker}",
+                stop_token=stop_token,
+                most_tokens=setup.most_response_tokens,
+            )
+            for worker, url in enumerate(pipeline.servers)
+        ]
+        return servers, make(variables)
     split = setup.split(jax.devices())
-    places = [None] * len(workers) if split is None else list(split.workers)
-    engines = [make_engine(variables, devices=devices) for devices in places]
-    sampler_to_measure = make_engine(variables, devices=places[0])
-    return PipelineStage(setup.pipeline, maker, learner, engines, sampler_to_measure)
+    places = [None if split is None else split.workers[worker] for worker in workers]
+    engines: list[RolloutEngine] = [make(variables, devices=devices) for devices in places]
+    return engines, make(variables, devices=places[0])
 
 
 def engine_sampler(

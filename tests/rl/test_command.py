@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.rl import DEFAULT_CONFIG, load_setup, main, reinforce
+from experiments.rl import main, reinforce
+from experiments.rl_start import DEFAULT_CONFIG, load_setup
 from zaya_jax.config import ConfigError
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.rl import dry_run

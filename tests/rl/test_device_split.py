@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import pytest
 
-from experiments.rl import first_variables, trainer_placement
 from experiments.rl_stage import make_stage
+from experiments.rl_start import first_variables, trainer_placement
 from tests.rl.test_command import tiny
 from zaya_jax.config import ConfigError
 from zaya_jax.data.tokenizer import load_tokenizer
@@ -30,7 +30,7 @@ def test_the_last_devices_are_the_workers() -> None:
 def test_a_trainer_without_a_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves none of 8 to the trainer"):
         split_devices(jax.devices(), workers=8, devices_of_a_worker=1)
-    with pytest.raises(RLError, match="actors have devices of their own"):
+    with pytest.raises(RLError, match="own_devices is for threads; place=ray"):
         PipelineConfig(own_devices=True, place=WorkerPlace.RAY)
 
 

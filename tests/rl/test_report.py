@@ -12,7 +12,6 @@ from zaya_jax.rl.report import write_report
 from zaya_jax.training import report as training_report
 from zaya_jax.training.metrics_file import MetricsError
 
-
 CALIBRATED = {"source": "<sums>", "difficulty": 3, "solve_rate": 0.5, "groups": 40}
 
 

@@ -48,6 +48,7 @@ class WorkerPlace(enum.StrEnum):
 
     THREAD = "thread"  # in this process
     RAY = "ray"  # each in a Ray actor, on this machine or a cluster
+    SERVER = "server"  # each behind an HTTP server that was started before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,8 @@ class PipelineConfig:
     place: WorkerPlace = WorkerPlace.THREAD  # where those engines run
     own_devices: bool = False  # threads only: the last devices are the workers', not the trainer's
     resources: ActorResources = dataclasses.field(default_factory=ActorResources)  # Ray only
+    servers: tuple[str, ...] = ()  # servers only: the URL of each worker's
+    exports: str = ""  # servers only: folder for weights, which they see under the same name
     groups_in_flight: int = 32  # of each worker
     updates_per_sync: int = 2  # k: updates between two syncs of the weights
     batches_waiting: int = 2  # batches that must be complete after a sync before training goes on
@@ -76,8 +79,17 @@ class PipelineConfig:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and not value > 0:
                 raise RLError(f"pipeline: {field.name}={value!r}: must be positive")
-        if self.own_devices and self.place is WorkerPlace.RAY:
-            raise RLError("pipeline: own_devices is for threads; actors have devices of their own")
+        if self.own_devices and self.place is not WorkerPlace.THREAD:
+            raise RLError(
+                f"pipeline: own_devices is for threads; place={self.place} has others anyway"
+            )
+        if self.place is WorkerPlace.SERVER and (
+            len(self.servers) != self.workers or not self.exports
+        ):
+            raise RLError(
+                f"pipeline: servers={self.servers!r} for workers={self.workers}, "
+                f"exports={self.exports!r}: each worker needs a URL, and all a folder for weights"
+            )
         if self.buffer_batches < self.batches_waiting:
             raise RLError(
                 f"pipeline: buffer_batches={self.buffer_batches} is less than "

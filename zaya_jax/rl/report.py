@@ -164,7 +164,9 @@ def _curriculum(run: Run, cut: Stretches) -> str:
     names = sorted(name for name in run.train[-1] if name.startswith(_DIFFICULTY))
     note = "Difficulty of the next problem."
     plots = [
-        LinePlot(name.removeprefix(_DIFFICULTY), note, cut.x, [cut.series(name, "difficulty", "s1")])
+        LinePlot(
+            name.removeprefix(_DIFFICULTY), note, cut.x, [cut.series(name, "difficulty", "s1")]
+        )
         for name in names
     ]
     cards = [*(table if rows else []), *(report_plots.line_plot(plot) for plot in plots)]

@@ -15,6 +15,7 @@ from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.losses import PolicyLossConfig
 from zaya_jax.rl.pipeline import PipelineConfig
+from zaya_jax.rl.refilter import RefilterPlan
 from zaya_jax.rl.stage_config import StageConfig
 
 
@@ -34,6 +35,7 @@ class RLSetup:
       held_out: makes those to measure on, never learnt from.
       shares: of the groups, by environment name; those not named have 1.
       difficulty: at which every environment starts.
+      refilter: drops problems that the policy the stage begins with always or never solves.
       calibration: finds where each is to start instead, with the policy that the stage begins with.
       hardest: highest difficulty the curriculum may reach.
       most_prompt_tokens: longest prompt.
@@ -59,6 +61,7 @@ class RLSetup:
     held_out: Callable[[], tuple[Environment, ...]] = tuple
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     difficulty: int = 0
+    refilter: RefilterPlan | None = None
     calibration: CalibrationPlan | None = None
     hardest: int | None = None
     cold_start: ColdStart | None = None
@@ -67,6 +70,7 @@ class RLSetup:
     evaluation_difficulty: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_engine()
         longest = self.most_prompt_tokens + self.most_response_tokens
         if longest > self.stage.row_length:
             raise RLError(
@@ -74,6 +78,8 @@ class RLSetup:
                 f"most_response_tokens={self.most_response_tokens} do not fit "
                 f"row_length={self.stage.row_length}"
             )
+
+    def _check_engine(self) -> None:
         if self.pipeline is not None and self.engine is None:
             raise RLError("setup: a pipeline needs an engine: set engine=EngineSettings(...)")
 
