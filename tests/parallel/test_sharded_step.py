@@ -21,7 +21,8 @@ from zaya_jax.config import ExpertDispatch, LayerType
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.optimizer.groups import ParameterKind, parameter_kind
 from zaya_jax.parallel.mesh import build_mesh
-from zaya_jax.parallel.settings import MeshConfig
+from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
+from zaya_jax.systems.hlo_traffic import computations, group_of
 from zaya_jax.training.loss import loss_sums
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.state import abstract_state
@@ -148,6 +149,21 @@ def _results(program: str, operation: str) -> set[str]:
     return set(re.findall(pattern, program))
 
 
+def _needed_for(lines: list[str], line: str) -> list[str]:
+    """The operations of a computation that one of them waits for, parameters left out."""
+    name = re.compile(r"%[\w.\-]+")
+    defined = {name.search(one).group(): one for one in lines if " = " in one}  # type: ignore[union-attr]
+    found: dict[str, str] = {}
+    waiting = [line]
+    while waiting:
+        operands = name.findall(waiting.pop().split(" = ", 1)[1].split("), ", 1)[0])
+        for operand in set(operands) & set(defined) - set(found):
+            if " parameter(" not in defined[operand]:
+                found[operand] = defined[operand]
+                waiting.append(defined[operand])
+    return list(found.values())
+
+
 def test_the_batch_reaches_the_skip_class_and_several_experts():
     counts = _on_one_device(GRADIENTS)[1].class_counts
     assert (counts[:, -1] > 0).any()
@@ -207,3 +223,26 @@ def test_parameters_are_gathered_one_layer_at_a_time():
         if leaf.ndim > 2
     }
     assert not any(f"[{shape}]" in result for shape in stacked for result in gathered)
+
+
+@pytest.mark.parametrize(("function", "sizes"), [(GRADIENTS, SPREAD), (FORWARD, SPLIT)])
+def test_a_layers_parameters_are_gathered_without_waiting_for_activations(
+    function: Any, sizes: dict[str, int]
+):
+    """So a scheduler may gather them while what comes before them computes.
+
+    CPU programs have no asynchronous exchanges: this shows that nothing stands in their way.
+    """
+    mesh = {axis: sizes.get(axis, 1) for axis in MESH_AXES}
+    rows, tokens = BATCH // 4, SEQ // mesh["context"] // mesh["tensor"]
+    activations = re.compile(rf" = \(?\w+\[(?:{rows},(?:{tokens}|{SEQ})|{rows * tokens}),")
+    bodies, entry = computations(_on_mesh(function, tuple(sizes.items()))[0])
+    gathers = 0
+    for lines in (lines for name, lines in bodies.items() if name != entry):
+        for line in (line for line in lines if " all-gather(" in line):
+            if group_of(line, "all-gather", mesh)[0] == ("fsdp",):
+                gathers += 1
+                for needed in _needed_for(lines, line):
+                    assert not activations.search(needed), f"{line} waits for {needed}"
+                    assert not re.search(r" (dot|call|while|all-reduce)\(", needed)
+    assert gathers > 10  # one for each parameter of a layer

@@ -34,14 +34,14 @@ class Collective:
 
 def collectives(program: str, mesh: Mapping[str, int]) -> list[Collective]:
     """All exchanges of a program between at least two devices, largest first."""
-    bodies, entry = _computations(program)
+    bodies, entry = computations(program)
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
     for line, times in _executed(bodies, entry, 1):
         match = _OPERATION.search(line)
         if match is None:
             continue
         shape, kind = match.groups()
-        axes, members = _group(line, kind, mesh)
+        axes, members = group_of(line, kind, mesh)
         if members > 1:
             sent = times * _ring_bytes(kind, _shape_bytes(shape), members)
             count, size = totals.get((kind, axes), (0, 0.0))
@@ -50,7 +50,7 @@ def collectives(program: str, mesh: Mapping[str, int]) -> list[Collective]:
     return sorted(found, key=lambda one: -one.bytes_sent)
 
 
-def _computations(program: str) -> tuple[dict[str, list[str]], str]:
+def computations(program: str) -> tuple[dict[str, list[str]], str]:
     """The lines of every computation by name, and the name of the entry."""
     bodies: dict[str, list[str]] = {}
     entry, current = "", ""
@@ -93,7 +93,7 @@ def _ring_bytes(kind: str, result: int, members: int) -> float:
     return result if kind == "collective-permute" else share * result
 
 
-def _group(line: str, kind: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+def group_of(line: str, kind: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """The mesh axes that a group spans, and how many devices it has."""
     sizes = tuple(mesh.values())
     if kind == "collective-permute":
