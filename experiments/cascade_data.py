@@ -7,7 +7,7 @@
 | `traces.jsonl` | exercises on digits with worked solutions, for midtraining |
 | `lessons.jsonl` | the same, digits in words, and what programs print, for SFT |
 | `attempts.jsonl` | problems with eight attempts each, for aggregation examples |
-| `held_out/*.jsonl` | problems longer than any that a stage trains on |
+| `held_out/*.jsonl` | problems unlike any that a stage trains on: longer, or a digit twice |
 | `tokenizer.json` | 640 tokens, learnt from these and the prompts of aggregation |
 
 The teacher is right in 45 answers of 100 (`zaya_jax/rl/environments/exercises.py`), so the policy
@@ -39,13 +39,19 @@ RIGHT_SHARE = 0.45
 VOCABULARY = 640
 # Highest difficulty that any stage trains on: 6 digits, and 4 numbers to add.
 HARDEST = {"reverse": 3, "sort": 3, "largest": 3, "add": 1, "say": 1}
-HELD_OUT = {"add": 2, "reverse": 4, "sort": 4, "largest": 4}  # families that no stage trains on
+# Families that no stage trains on: more digits than any, or a digit that comes twice.
+HELD_OUT = {
+    "add_longer": ("add", 5, False),
+    "reverse_longer": ("reverse", 7, False),
+    "add_twice": ("add", 4, True),
+    "sort_twice": ("sort", 5, True),
+}
 ROWS = {"reverse": 3_000, "sort": 3_000, "largest": 2_000, "add": 8_000, "say": 1_500}
 CODE_PROBLEMS, CODE_ROWS = 150, 300  # of each program: each problem is asked twice
 ATTEMPTS = {"add": 4_000, "sort": 1_500, "reverse": 1_500}
 CANDIDATES = 8
 FIRST_ATTEMPTED = 1_000_000  # seed of the first problem with attempts
-PROBLEMS = 64  # of each held-out family
+PROBLEMS = 48  # of each held-out family
 PROGRAMS = {
     "sort": "print(*sorted(input().split()))",
     "reverse": "print(*input().split()[::-1])",
@@ -70,13 +76,8 @@ def main(argv: Sequence[str]) -> int:
     attempts = [row for name, count in ATTEMPTS.items() for row in attempt_rows(name, count)]
     for name, rows in (("traces", traces), ("lessons", lessons), ("attempts", attempts)):
         write_rows(folder / f"{name}.jsonl", rows)
-    for name, difficulty in HELD_OUT.items():
-        environment = ExerciseEnvironment(name, held_out=True)
-        problems = [environment.sample(difficulty, seed) for seed in range(PROBLEMS)]
-        write_rows(
-            folder / "held_out" / f"{name}.jsonl",
-            [{"problem": p.prompt, "answer": p.reference["answer"]} for p in problems],
-        )
+    for name, family in HELD_OUT.items():
+        write_rows(folder / "held_out" / f"{name}.jsonl", held_out_rows(*family))
     tokenizer = train_bpe(texts(lessons, attempts), VOCABULARY)
     tokenizer.save(str(folder / "tokenizer.json"))
     print(
@@ -96,6 +97,18 @@ def exercise_rows(name: str, count: int) -> Iterator[dict[str, Any]]:
         if name == "say" and draw.random() < 0.5:  # half of them as a sentence
             worked = worked._replace(answer=f"{worked.answer.capitalize()}.")
         yield conversation(problem.prompt, worked)
+
+
+def held_out_rows(name: str, digits: int, twice: bool) -> Iterator[dict[str, Any]]:
+    """Problems of a family: so many digits, all different or one of them twice."""
+    exercise = EXERCISES[name]
+    for seed in range(PROBLEMS):
+        draw = random.Random(f"held out {name} {digits} {seed}")
+        drawn = draw.sample(range(10), digits - twice)
+        drawn += [draw.choice(drawn)] * twice
+        draw.shuffle(drawn)
+        question = f"{exercise.instruction} {' '.join(map(str, drawn))}"
+        yield {"problem": question, "answer": exercise.careful(drawn).answer}
 
 
 def code_rows() -> Iterator[dict[str, Any]]:
@@ -131,12 +144,11 @@ def attempt_rows(name: str, count: int) -> Iterator[dict[str, Any]]:
 
 
 def attempts(environment: ExerciseEnvironment, problem: Problem) -> list[Worked]:
-    """What the teacher writes in eight attempts at a problem, at least one of them right."""
+    """What eight pupils write, of whom one at least is careful; how many are is drawn evenly."""
     draw = random.Random(f"attempts {problem.source} {problem.seed}")
+    careful = draw.sample(range(CANDIDATES), draw.randint(1, CANDIDATES))
     return [
-        environment.demonstration(
-            problem, right=number == 0 or draw.random() < RIGHT_SHARE, seed=draw.getrandbits(31)
-        )
+        environment.demonstration(problem, right=number in careful, seed=draw.getrandbits(31))
         for number in range(CANDIDATES)
     ]
 

@@ -35,7 +35,7 @@ from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.evaluation.statistics import bootstrap_interval
 from zaya_jax.rl.curriculum.before_stage import calibrate
 from zaya_jax.rl.dry_run import describe, plan
-from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.errors import NothingToLearnError, RLError
 from zaya_jax.rl.report import write_report
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
@@ -90,11 +90,12 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
         else:
             state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
         try:
-            run(config, setup, stage, state, workdir, writer, checkpoints)
+            last = run(config, setup, stage, state, workdir, writer, checkpoints)
         finally:
             stage.close()
             writer.flush()
-    print(f"wrote {write_report(workdir)}", flush=True)
+    if last:
+        print(f"wrote {write_report(workdir)}", flush=True)
     return 0
 
 
@@ -106,11 +107,22 @@ def run(
     workdir: Path,
     writer: JsonlWriter,
     checkpoints: TieredCheckpoints,
-) -> None:
-    """The steps that are left."""
+) -> int:
+    """The steps that are left, or fewer, when all that is drawn is solved; returns the last one."""
     steps = config.train.steps
+    saved, measured = int(state.step), 0
     while (step := int(state.step) + 1) <= steps:
-        state, metrics = stage.step(state)
+        try:
+            state, metrics = stage.step(state)
+        except NothingToLearnError as error:
+            if not error.is_solved:
+                raise
+            print(f"ending after step {step - 1}, nothing is left to learn: {error}", flush=True)
+            if measured != step - 1:
+                measure(setup, stage, step - 1, workdir, writer)
+            if saved != step - 1:
+                save(config, stage, state, checkpoints, Tier.DURABLE)
+            return step - 1
         difficulties = stage.maker.scheduler.progress.items()
         metrics |= {f"difficulty/{name}": at.difficulty for name, at in difficulties}
         record = {"kind": "train", "step": step, "time": time.time(), **metrics}
@@ -125,9 +137,12 @@ def run(
         )
         if step % setup.evaluation_interval == 0 or step == steps:
             measure(setup, stage, step, workdir, writer)
+            measured = step
         tier = config.checkpoint.tier_at(step, is_last=step == steps)
         if tier:
             save(config, stage, state, checkpoints, tier)
+            saved = step
+    return steps
 
 
 def start_curriculum(

@@ -19,10 +19,10 @@ of it: docs/cascade.md. One stage by itself, from a folder that the cascade has 
 | rl_warmup | reverse, sort, largest, on 3 digits | 256 |
 | rl_adaptive | sums too, as long as the policy can solve them | 256 |
 | rl_maths_code_ttc | sums, what programs print, aggregation of attempts | 256 |
-| rl_behavioral | digits in words, judged for their manners where they are right | 256 |
+| rl_behavioral | digits in words, judged for manners where right; some of the above | 256 |
 
 After sft and after every stage of RL, and at the end by vote and by Markovian RSA with three seeds:
-problems of three families that are longer than any trained on.
+problems of four families that no stage trains on.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage_config import StageConfig
 
 SUPERVISED = ("pretrain", "midtrain", "sft")
-STEPS = {"rl_warmup": 24, "rl_adaptive": 60, "rl_maths_code_ttc": 60, "rl_behavioral": 20}
+STEPS = {"rl_warmup": 16, "rl_adaptive": 50, "rl_maths_code_ttc": 80, "rl_behavioral": 24}
 REINFORCED = tuple(STEPS)
+AGGREGATED = ("add", "sort", "reverse")
 SEEDS = (0, 1, 2)
 METHODS = {"none": "single", "majority": "vote", "light": "Markovian RSA"}
 PROMPT_TOKENS, RESPONSE_TOKENS = 208, 48
@@ -124,11 +125,13 @@ def get_rl(name: str = "rl_warmup") -> RLSetup:
             row_length=256,
             rows_per_microbatch=16,
             norm=RESPONSE_TOKENS,
+            most_rounds=3,
             prompt=PromptStyle.THINKING,
             rewards=RewardConfig(length=LengthRewardConfig(coefficient=0.0)),
         ),
         environments=lambda: _ENVIRONMENTS[name](False),
         held_out=lambda: _ENVIRONMENTS[name](True),
+        shares={"exercise/say+judged": 5.0} if name == "rl_behavioral" else {},
         hardest=0 if name == "rl_warmup" else None,
         evaluation_difficulty=1 if name == "rl_adaptive" else 0,
         most_prompt_tokens=PROMPT_TOKENS,
@@ -164,28 +167,40 @@ def _exercises(*names: str, held_out: bool) -> tuple[Environment, ...]:
 
 
 def _maths_code_ttc(held_out: bool) -> tuple[Environment, ...]:
-    (add,) = _exercises("add", held_out=held_out)
-    return add, code_environment(PROGRAMS, held_out=held_out), _aggregation(held_out)
+    return (
+        *_exercises("add", held_out=held_out),
+        code_environment(PROGRAMS, held_out=held_out),
+        *(_aggregation(name, held_out) for name in AGGREGATED),
+    )
 
 
-def _aggregation(held_out: bool) -> Environment:
-    """Sums beside four attempts of the teacher's."""
-    add = ExerciseEnvironment("add", hardest=0, held_out=held_out)
+def _aggregation(name: str, held_out: bool) -> Environment:
+    """An exercise beside four attempts of pupils, of three lengths of digits at most."""
+    hardest = min(HARDEST[name], 2)
+    inner = ExerciseEnvironment(name, hardest=hardest, held_out=held_out)
     responses = {
-        (0, seed): [
+        (difficulty, seed): [
             f"{THINK_START}\n{one.reasoning}\n{THINK_END}"
-            for one in attempts(add, add.sample(0, seed))
+            for one in attempts(inner, inner.sample(difficulty, seed))
         ]
-        for seed in range(400)
+        for difficulty in range(hardest + 1)
+        for seed in range(300)
     }
     tokenizer = load_tokenizer("bytes")  # a tail of 200 bytes is all of an attempt here
     return AggregationEnvironment(
-        add,
+        inner,
         responses,
         AggregationConfig(tail_tokens=200, origin="expert"),
         encode=tokenizer.encode,
         decode=tokenizer.decode,
     )
+
+
+def _behavioral(held_out: bool) -> tuple[Environment, ...]:
+    """Manners; to learn from, also some of what the stages before taught, lest it be forgotten."""
+    (say,) = _exercises("say", held_out=held_out)
+    judged = GatedEnvironment(say, FullSentences())
+    return (judged,) if held_out else (judged, *_maths_code_ttc(held_out))
 
 
 _ENVIRONMENTS: dict[str, Callable[[bool], tuple[Environment, ...]]] = {
@@ -194,15 +209,13 @@ _ENVIRONMENTS: dict[str, Callable[[bool], tuple[Environment, ...]]] = {
         "reverse", "sort", "largest", "add", held_out=held_out
     ),
     "rl_maths_code_ttc": _maths_code_ttc,
-    "rl_behavioral": lambda held_out: tuple(
-        GatedEnvironment(say, FullSentences()) for say in _exercises("say", held_out=held_out)
-    ),
+    "rl_behavioral": _behavioral,
 }
 
 
 def _supervised(config: ConfigDict, name: str) -> None:
     length, theta, peak, final, steps = {
-        "pretrain": (256, 1e4, 6e-3, 2e-3, 150),
+        "pretrain": (256, 1e4, 6e-3, 2e-3, 100),
         "midtrain": (512, 1e5, 5e-3, 2e-3, 300),
         "sft": (512, 5e5, 4e-3, 2e-4, 400),
     }[name]

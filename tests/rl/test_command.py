@@ -13,7 +13,9 @@ from zaya_jax.config import ConfigError
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.rl import dry_run
 from zaya_jax.rl.dynamic_sampling import GroupFilter
-from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.environments.practice import PracticeEnvironment
+from zaya_jax.rl.environments.protocol import Problem, Score
+from zaya_jax.rl.errors import NothingToLearnError, RLError
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.training.config_file import load_config, to_run_config
 from zaya_jax.training.metrics_file import read_metrics
@@ -70,6 +72,34 @@ def test_the_pipeline_trains_with_the_engine_and_goes_on_after_an_interruption(
         assert record["policy_age_max"] <= 8
     # Weights of the first two updates are those of the policy: the engine's numbers are too.
     assert steps[0]["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+class Always(PracticeEnvironment):
+    """Gives every answer the same reward."""
+
+    reward = 1.0
+
+    def score(self, problem: Problem, answer: str) -> Score:
+        return Score(self.reward, "always")
+
+
+@pytest.mark.slow
+def test_a_solved_stage_ends_well_and_an_unsolvable_one_with_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, setup = tiny(4)
+    stage = dataclasses.replace(setup.stage, group_filter=GroupFilter.TASK, most_rounds=2)
+    setup = dataclasses.replace(
+        setup, stage=stage, environments=lambda: (Always("sort"),), held_out=tuple
+    )
+    placement = Placement(config.model, None)
+    for _ in range(2):  # the same command again finds the same
+        assert reinforce(config, setup, tmp_path / "solved", placement) == 0
+        printed = capsys.readouterr().out
+        assert "ending after step 0, nothing is left to learn: all 4 groups" in printed
+    monkeypatch.setattr(Always, "reward", 0.0)
+    with pytest.raises(NothingToLearnError, match=r"mean reward 0\.000"):
+        reinforce(config, setup, tmp_path / "unsolvable", placement)
 
 
 def test_a_dry_run_tells_what_trainer_and_sampler_hold() -> None:

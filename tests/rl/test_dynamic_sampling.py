@@ -7,7 +7,7 @@ import pytest
 
 from tests.rl.groups import group
 from zaya_jax.rl.dynamic_sampling import GroupFilter, collect, teaches
-from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.errors import NothingToLearnError
 from zaya_jax.rl.records import RolloutGroup
 
 
@@ -50,12 +50,17 @@ def test_fewer_groups_than_wanted_are_better_than_none() -> None:
     assert len(kept) == 1
 
 
-@pytest.mark.parametrize("made", [[1.0, 1.0], None])
-def test_a_stage_with_nothing_to_teach_stops_with_a_reason(made: list | None) -> None:
+@pytest.mark.parametrize(
+    ("made", "is_solved"), [([1.0, 1.0], True), ([0.0, 0.0], False), (None, False)]
+)
+def test_a_stage_with_nothing_to_teach_says_so_and_whether_all_is_solved(
+    made: list | None, is_solved: bool
+) -> None:
     def draw(count: int) -> list[RolloutGroup]:
         return [group(made) for _ in range(count)] if made else []
 
     with pytest.raises(
-        RLError, match=r"groups of 3 rounds were filtered out .*too easy or too hard"
-    ):
+        NothingToLearnError, match=r"groups of 3 rounds were filtered out .*too easy or too hard"
+    ) as caught:
         collect(2, draw, keep, most_rounds=3)
+    assert caught.value.is_solved is is_solved

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.errors import NothingToLearnError
 from zaya_jax.rl.records import RolloutGroup
 
 
@@ -52,7 +52,7 @@ def collect(
       most_rounds: draws before giving up.
 
     Raises:
-      RLError: when none was kept in all rounds: the stage has nothing to teach.
+      NothingToLearnError: when none was kept in all rounds.
     """
     kept: list[RolloutGroup] = []
     dropped: list[RolloutGroup] = []
@@ -62,11 +62,6 @@ def collect(
         if len(kept) >= wanted:
             return kept[:wanted], dropped
     if not kept:
-        rates = [float(group.rewards.mean()) for group in dropped]
-        mean = f"mean reward {np.mean(rates):.3f}" if rates else "none was whole"
-        raise RLError(
-            f"all {len(dropped)} groups of {most_rounds} rounds were filtered out ({mean}): the "
-            "problems are too easy or too hard for this policy, or their verifier fails; change "
-            "the difficulty or the environments"
-        )
+        drawn = f"all {len(dropped)} groups of {most_rounds} rounds"
+        raise NothingToLearnError(drawn, [float(group.rewards.mean()) for group in dropped])
     return kept, dropped

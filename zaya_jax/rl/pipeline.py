@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from zaya_jax.rl.buffer import GroupBuffer
-from zaya_jax.rl.errors import RLError
+from zaya_jax.rl.errors import NothingToLearnError, RLError
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.ray_engine import ActorResources
@@ -260,12 +260,8 @@ class PipelineStage:
         if is_hopeless:
             with self._lock:
                 rates = [float(group.rewards.mean()) for group in self._dropped]
-            mean = f"mean reward {np.mean(rates):.3f}" if rates else "none was whole"
-            raise RLError(
-                f"all {self._useless} groups since the last step were filtered out ({mean}): the "
-                "problems are too easy or too hard for this policy, or their verifier fails; "
-                "change the difficulty or the environments"
-            )
+            drawn = f"all {self._useless} groups since the last step"
+            raise NothingToLearnError(drawn, rates)
 
     def _figures(self, kept: Sequence[RolloutGroup], updates: int) -> dict[str, Any]:
         """Age of the policy by token, what the buffer lost, and who waited for whom."""

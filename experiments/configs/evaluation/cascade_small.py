@@ -1,9 +1,10 @@
-"""Problems longer than any that the small cascade trains on, at temperature 1.
+"""Problems unlike any that the small cascade trains on, at temperature 1.
 
     python -m experiments.evaluate --config experiments/configs/evaluation/cascade_small.py \\
         --workdir DIR --config.init_from=RUN --config.data=CASCADE/data/held_out --ttc light
 
-Sums of five numbers, and seven digits to sort or to reverse. `light` is Markovian RSA with N = 8,
+Sums of five numbers and seven digits to reverse, which are more than it has seen; sums and digits
+to sort where a digit comes twice, which it has not seen. `light` is Markovian RSA with N = 8,
 C = 4, T = 2: 24 rollouts a problem, each of 40 reasoning tokens at most, all of which are passed
 on. `majority` votes among 24 samples, `cascade_small.py:none` draws 8 single ones.
 """
@@ -20,7 +21,7 @@ POPULATION, ROUNDS = 8, 2
 
 
 def get_config(name: str = "") -> ConfigDict:
-    """The three families, with one try of each problem; `none`: with 8."""
+    """The four families, with one try of each problem; `none`: with 8."""
     sampling = SamplingConfig(temperature=1.0, top_p=1.0, max_tokens=64)
     samples = POPULATION if name == "none" else 1
     config = evaluation_config_dict(
