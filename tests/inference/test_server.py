@@ -159,6 +159,9 @@ WRONG: list[tuple[Any, int, str | None]] = [
     ({"model": "tiny", "messages": USER, "response_format": {"type": "json_object"}}, 400,
      "response_format"),
     ({"model": "tiny", "messages": USER, "top_logprobs": 2}, 400, "top_logprobs"),
+    ({"model": "tiny", "messages": USER, "tool_choice": "required"}, 400, "tool_choice"),
+    ({"model": "tiny", "messages": USER, "tool_choice": {"type": "function", "function": {
+        "name": "f"}}}, 400, "tool_choice"),
 ]  # fmt: skip
 
 

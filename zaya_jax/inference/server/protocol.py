@@ -113,7 +113,10 @@ def chat_call(body: Mapping[str, Any], default_max_tokens: int) -> ChatCall:
     tools = _field(body, "tools", list, None) or []
     choice = body.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise BodyError('tool_choice must be "auto" or "none"', "tool_choice")
+        raise BodyError(
+            f'tool_choice={choice!r}: must be "auto" or "none"; a call cannot be forced here',
+            "tool_choice",
+        )
     template = _field(body, "chat_template_kwargs", dict, {})
     thinking = template.get("enable_thinking", body.get("enable_thinking", True))
     if not isinstance(thinking, bool):
