@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recipe-small aggregation-small cascade test lint bench
+.PHONY: help demo recipe-small aggregation-small cascade test lint bench reference
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   time training and forward pass against the PyTorch implementation"
+	@echo "make reference   pages of every public function and class, from the docstrings, in runs/reference"
 	@echo "Each creates $(VENV) with PYTHON=$(PYTHON) and installs into it first, if need be."
 
 demo: $(INSTALLED)base
@@ -71,6 +72,14 @@ lint: $(INSTALLED)dev
 bench: $(INSTALLED)parity
 	@echo "==> timing against the PyTorch implementation on this CPU; leave the machine alone meanwhile"
 	$(HUGE_PAGES) $(BIN)/python benchmarks/cpu_vs_transformers.py $(BENCH_ARGS)
+
+# Named one by one: a package with __all__ would hide its modules.
+MODULES := $(subst /,.,$(patsubst %/__init__.py,%,$(wildcard zaya_jax/*/__init__.py)) \
+    $(patsubst %.py,%,$(filter-out %__.py,$(wildcard zaya_jax/*.py))))
+reference: $(INSTALLED)test $(INSTALLED)reference
+	@echo "==> writing the reference to runs/reference/index.html"
+	$(BIN)/python -W ignore -m pdoc --docformat google --output-directory runs/reference \
+	    kernels_pallas experiments zaya_jax $(MODULES)
 
 # One stamp for each set of extras, renewed when pyproject.toml changes.
 $(INSTALLED)base: pyproject.toml | $(VENV)/created
