@@ -12,22 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from tests.training.tiny import RUN
 from zaya_jax import presets
-from zaya_jax.config import ConfigError
+from zaya_jax.config import ConfigError, ModelConfig, RematPolicy
+from zaya_jax.model.transformer import Transformer
 from zaya_jax.model_size import flops_per_token
 from zaya_jax.optimizer.settings import OptimizerKind
 from zaya_jax.parallel.mesh import build_mesh
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.systems.hardware import hardware_names, load_hardware
-from zaya_jax.systems.memory import device_memory, leaf_sizes
+from zaya_jax.systems.memory import (
+    device_memory,
+    kept_bytes_per_token,
+    kept_outside_layers,
+    leaf_sizes,
+)
 from zaya_jax.systems.mesh_search import best_meshes, evaluate
 from zaya_jax.systems.plan import main
 from zaya_jax.systems.step_time import layer_products
 from zaya_jax.systems.storage import read_load, scatter_factor
 from zaya_jax.systems.traffic import bytes_sent
+from zaya_jax.training.loss import loss_sums
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.state import abstract_batch, abstract_state
 
@@ -82,6 +90,29 @@ def test_state_bytes_are_those_of_the_real_state(kind: OptimizerKind):
         for leaf in jax.tree.leaves(trees)
     )
     assert device_memory(config, mesh).state == pytest.approx(found, abs=64)  # counters
+
+
+def _kept_bytes(model: ModelConfig, rows: int) -> int:
+    """Of everything that the backward pass of the real loss reads, parameters included."""
+    network = Transformer(model)
+    numbers = jax.ShapeDtypeStruct((rows, 64), jnp.int32)
+    batch = dict.fromkeys(("tokens", "targets", "positions", "segment_ids"), numbers)
+    batch["loss_weights"] = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+    variables = jax.eval_shape(lambda x: network.init(jax.random.key(0), x), numbers)
+
+    def backward(params: Any, balancing: Any, batch: Any) -> Any:
+        return jax.vjp(lambda p: loss_sums(network, p, balancing, batch).objective, params)[1]
+
+    kept = jax.eval_shape(backward, variables["params"], variables["balancing"], batch)
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(kept))
+
+
+@pytest.mark.parametrize("remat", [RematPolicy.DOTS, RematPolicy.FULL])
+def test_kept_activations_are_those_of_the_real_backward_pass(remat: RematPolicy):
+    model = RUN.model.replace(remat=remat)
+    found = (_kept_bytes(model, 2) - _kept_bytes(model, 1)) / 64
+    expected = model.num_layers * kept_bytes_per_token(model, ONE) + kept_outside_layers(model)
+    assert found == pytest.approx(expected, abs=32)  # token ids and the loss' sums
 
 
 def test_data_parallel_traffic_is_flat_in_the_number_of_devices():

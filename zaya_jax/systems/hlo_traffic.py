@@ -98,7 +98,8 @@ def group_of(line: str, kind: str, mesh: Mapping[str, int]) -> tuple[tuple[str, 
     sizes = tuple(mesh.values())
     if kind == "collective-permute":
         pairs = re.findall(r"\{(\d+),(\d+)\}", line.partition("source_target_pairs=")[2])
-        devices = [int(device) for device in pairs[0]] if pairs else []
+        moves = [pair for pair in pairs if pair[0] != pair[1]]
+        devices = [int(device) for device in moves[0]] if moves else []
     else:
         devices = _first_group(line.partition("replica_groups=")[2], math.prod(sizes))
     if len(devices) < 2:

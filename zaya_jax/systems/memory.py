@@ -108,7 +108,8 @@ def device_memory(config: RunConfig, mesh: dict[str, int]) -> Memory:
         optimizer=_optimizer_bytes(config, leaves),
         balancing=balancing,
         batch=tokens * config.train.microbatches * batch_bytes,
-        activations=tokens * model.num_layers * kept_bytes_per_token(model, mesh),
+        activations=tokens
+        * (model.num_layers * kept_bytes_per_token(model, mesh) + kept_outside_layers(model)),
         gathered_parameters=MASTER_BYTES * gathered,
         workspace=_workspace(model, mesh, tokens, layers),
     )
@@ -129,14 +130,25 @@ def kept_bytes_per_token(model: ModelConfig, mesh: dict[str, int]) -> int:
     if model.remat is RematPolicy.FULL:
         return carried
     channels = model.query_size + 2 * model.kv_size
+    if model.remat is RematPolicy.DOTS:
+        # Results of projections and of the router's layers, float32 as they are summed; the
+        # experts' products are grouped and are repeated.
+        router = 3 * model.router_hidden_size + model.num_router_classes
+        return carried + MASTER_BYTES * (channels + model.hidden_size + router)
     products = channels + model.hidden_size + 3 * model.expert_intermediate_size // tensor
     router = 4 * model.router_hidden_size * MASTER_BYTES
-    if model.remat is RematPolicy.DOTS:
-        return carried + size * products + router
     # Besides the products: two normalised inputs, latents before and after the convolutions and
     # RoPE, attention's output, the second residual, the experts' input and output.
     elementwise = 4 * model.hidden_size + 3 * channels
     return carried + size * (products + elementwise) + 2 * router + MASTER_BYTES * model.hidden_size
+
+
+def kept_outside_layers(model: ModelConfig) -> int:
+    """Bytes of one token that the embedding, the final norm and the loss keep.
+
+    Six arrays of hidden states in float32, a mask of the same shape, and RoPE tables.
+    """
+    return model.hidden_size * (6 * MASTER_BYTES + 1) + MASTER_BYTES * model.rotary_dim
 
 
 def _optimizer_bytes(config: RunConfig, leaves: list[LeafSize]) -> int:

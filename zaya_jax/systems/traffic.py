@@ -46,13 +46,13 @@ def bytes_sent(config: RunConfig, mesh: dict[str, int]) -> dict[str, float]:
     per_layer = _layer_bytes(model, mesh, tokens)
     for axis, size in per_layer.items():
         sent[axis] += model.num_layers * microbatches * size
+    if mesh["context"] > 1:
+        # Final states go back to the order of the sequence, their gradients the other way.
+        sent["context"] += 2 * microbatches * MASTER_BYTES * tokens * model.hidden_size
     # Parameters that are whole on the devices of these axes have their gradients summed.
-    for axis in ("expert", "context", "tensor"):
-        shared = own - MASTER_BYTES * sum(
-            leaf.numbers_here for leaf in leaves if axis == "expert" and "experts" in leaf.path
-        )
-        if axis != "tensor":
-            sent[axis] += 2 * ring_share(mesh[axis]) * shared
+    experts = MASTER_BYTES * sum(leaf.numbers_here for leaf in leaves if "experts" in leaf.path)
+    sent["expert"] += 2 * ring_share(mesh["expert"]) * (reduced - experts)
+    sent["context"] += 2 * ring_share(mesh["context"]) * reduced
     return sent
 
 
@@ -64,7 +64,8 @@ def _layer_bytes(model: ModelConfig, mesh: dict[str, int], tokens: int) -> dict[
     # There and back; the backward pass sends both once more.
     exchange = (expert - 1) * tokens * (model.hidden_size * size + 4) * 2
     halo_tokens = max(model.depthwise_conv_width + model.grouped_conv_width - 2, 1)
-    halo = halo_tokens * (model.query_size + 1.5 * model.kv_size) * size if context > 1 else 0
+    # Before the early chunk and before the late one.
+    halo = 2 * halo_tokens * (model.query_size + 1.5 * model.kv_size) * size if context > 1 else 0
     key_value = (context - 1) * tokens * 2 * model.kv_size // tensor * size
     summed = 2 * ring_share(tensor) * tokens * model.hidden_size * size
     return {

@@ -20,6 +20,7 @@ from typing import Any
 
 FOLDER = "heartbeats"
 _RECENT = 64  # steps among which the slowest is told
+_RECENT_WAITS = 16  # steps whose usual wait for data is told
 
 
 class Heartbeat:
@@ -28,7 +29,7 @@ class Heartbeat:
     def __init__(self, workdir: Path, process: int) -> None:
         self._path = workdir / FOLDER / f"{process}.json"
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RECENT)
-        self._waits: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._waits: collections.deque[float] = collections.deque(maxlen=_RECENT_WAITS)
         self.probe_seconds = 0.0  # of a fixed product on this process' devices; 0 = not timed
 
     def beat(self, step: int, step_seconds: float, data_wait_seconds: float) -> None:
