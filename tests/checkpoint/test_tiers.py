@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from zaya_jax.checkpoint.manager import CheckpointError, saved_steps
 from zaya_jax.checkpoint.settings import CheckpointConfig, Tier
@@ -156,3 +159,16 @@ def test_a_fast_disk_that_cannot_be_written_is_named_at_the_start(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot make .*file/fast"):
         TieredCheckpoints(tmp_path / "run", _config(tmp_path / "file" / "fast"))
+
+
+def test_a_fast_disk_that_not_all_processes_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = _config(tmp_path / "fast")
+    with TieredCheckpoints(tmp_path / "run", config) as checkpoints:
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(multihost_utils, "sync_global_devices", lambda _: None)
+        monkeypatch.setattr(multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
+        with pytest.raises(CheckpointError, match="not the same folder for all processes"):
+            _train(checkpoints, config, 2, 2)
+        monkeypatch.undo()
