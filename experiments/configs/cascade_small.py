@@ -21,8 +21,8 @@ of it: docs/cascade.md. One stage by itself, from a folder that the cascade has 
 | rl_maths_code_ttc | sums, what programs print, aggregation of attempts | 256 |
 | rl_behavioral | digits in words, judged for manners where right; some of the above | 256 |
 
-After sft and after every stage of RL, and at the end by vote and by Markovian RSA with three seeds:
-problems of four families that no stage trains on.
+After sft and after every stage of RL: problems of four families that no stage trains on; after sft
+and at the end also by vote and by Markovian RSA with three seeds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ STEPS = {"rl_warmup": 16, "rl_adaptive": 50, "rl_maths_code_ttc": 80, "rl_behavi
 REINFORCED = tuple(STEPS)
 AGGREGATED = ("add", "sort", "reverse")
 SEEDS = (0, 1, 2)
-METHODS = {"none": "single", "majority": "vote", "light": "Markovian RSA"}
 PROMPT_TOKENS, RESPONSE_TOKENS = 208, 48
 EVALUATION = Path(__file__).parent / "evaluation" / "cascade_small.py"
 TOKENS_PER_STEP = 2_048
@@ -74,10 +73,11 @@ def get_steps(workdir: Path) -> Iterator[CascadeStep]:
         before = (f"--config.init_from={workdir / name}",)
         if name in ("sft", *REINFORCED[:-1]):
             yield _evaluation(f"{name}_measured", "none", 0, data, before, f"{name}: single")
-    for ttc in METHODS:
-        for seed in SEEDS:
-            name = f"{ttc}_{seed}"
-            yield _evaluation(name, ttc, seed, data, before, f"{REINFORCED[-1]}: {METHODS[ttc]}")
+        if name == "sft":
+            yield from _votes_and_rsa(name, data, before)
+    for seed in SEEDS:
+        yield _evaluation(f"none_{seed}", "none", seed, data, before, f"{REINFORCED[-1]}: single")
+    yield from _votes_and_rsa(REINFORCED[-1], data, before)
 
 
 def get_config(name: str = "pretrain") -> ConfigDict:
@@ -258,6 +258,15 @@ def _mixture(name: str, data: Path) -> tuple[str, ...]:
         return ()
     listed = tuple(f"{source}={share}" for source, share in sources[name].items())
     return (f"--config.data.mixture={listed!r}",)
+
+
+def _votes_and_rsa(stage: str, data: Path, checkpoint: tuple[str, ...]) -> Iterator[CascadeStep]:
+    """Three seeds each of two ways to spend 24 rollouts on a problem."""
+    prefix = "" if stage == REINFORCED[-1] else f"{stage}_"
+    for ttc, method in (("majority", "vote"), ("light", "Markovian RSA")):
+        for seed in SEEDS:
+            step = f"{prefix}{ttc}_{seed}"
+            yield _evaluation(step, ttc, seed, data, checkpoint, f"{stage}: {method}")
 
 
 def _evaluation(
