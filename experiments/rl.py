@@ -10,6 +10,7 @@ DIR gets `config.json`, `metrics.jsonl`, `rollouts.txt` (a few of every measured
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -36,14 +37,16 @@ from zaya_jax.evaluation.statistics import bootstrap_interval
 from zaya_jax.rl.curriculum.before_stage import calibrate
 from zaya_jax.rl.dry_run import describe, plan
 from zaya_jax.rl.errors import NothingToLearnError, RLError
+from zaya_jax.rl.progress import DIFFICULTY, rl_terminal_writer
 from zaya_jax.rl.report import write_report
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
-from zaya_jax.training.metrics_file import JsonlWriter, plain_record
+from zaya_jax.training.metrics_file import JsonlWriter
 from zaya_jax.training.placement import Placement
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.startup import find_resumption
+from zaya_jax.training.startup import Resumption, find_resumption
+from zaya_jax.training.writers import MultiWriter
 
 ALL_SOURCES = "all"  # what records call the problems of all environments together
 SHOWN_ROLLOUTS = 4  # written out at every measurement
@@ -79,24 +82,27 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / "config.json").write_text(json.dumps(to_plain(config), indent=2) + "\n")
         checkpoints.set_aside_after(resumption.step if resumption else -1)
-        writer = JsonlWriter(workdir, resumption.step if resumption else None)
-        if resumption is None:
-            variables = imitate(config, setup, variables, tokenizer, writer)
-            state = trainer.init(variables)
-            stage.sampler.load_weights(variables)
-            start_curriculum(setup, stage, config.train.seed, workdir, writer)
-            measure(setup, stage, 0, workdir, writer)
-            save(config, stage, state, checkpoints, Tier.DURABLE)
-        else:
-            state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
-        try:
+        with open_writer(config, workdir, resumption) as writer, contextlib.closing(stage):
+            if resumption is None:
+                variables = imitate(config, setup, variables, tokenizer, writer)
+                state = trainer.init(variables)
+                stage.sampler.load_weights(variables)
+                start_curriculum(setup, stage, config.train.seed, workdir, writer)
+                measure(setup, stage, 0, workdir, writer)
+                save(config, stage, state, checkpoints, Tier.DURABLE)
+            else:
+                state = restored(stage, trainer.init(variables), checkpoints, resumption.step)
             last = run(config, setup, stage, state, workdir, writer, checkpoints)
-        finally:
-            stage.close()
-            writer.flush()
     if last:
         print(f"wrote {write_report(workdir)}", flush=True)
     return 0
+
+
+def open_writer(config: RunConfig, workdir: Path, resumption: Resumption | None) -> MultiWriter:
+    """`metrics.jsonl` and the terminal."""
+    jsonl = JsonlWriter(workdir, resumption.step if resumption else None)
+    first = resumption.step if resumption else 0
+    return MultiWriter([jsonl, rl_terminal_writer(config.train.steps, first)])
 
 
 def run(
@@ -105,7 +111,7 @@ def run(
     stage: AnyStage,
     state: PolicyState,
     workdir: Path,
-    writer: JsonlWriter,
+    writer: MultiWriter,
     checkpoints: TieredCheckpoints,
 ) -> int:
     """The steps that are left, or fewer, when all that is drawn is solved; returns the last one."""
@@ -124,17 +130,8 @@ def run(
                 save(config, stage, state, checkpoints, Tier.DURABLE)
             return step - 1
         difficulties = stage.maker.scheduler.progress.items()
-        metrics |= {f"difficulty/{name}": at.difficulty for name, at in difficulties}
-        record = {"kind": "train", "step": step, "time": time.time(), **metrics}
-        writer.write(plain_record(record))
-        print(
-            f"step {step}/{steps}  reward {metrics['reward']:.3f}  kept {metrics['groups_kept']} of"
-            f" {metrics['groups_kept'] + metrics['groups_dropped']} groups  entropy"
-            f" {metrics['entropy']:.3f}  kl {metrics['kl_k3']:.1e}  blocked"
-            f" {metrics['blocked']:.3f}  {metrics['sample_seconds']:.1f} +"
-            f" {metrics['train_seconds']:.1f} s",
-            flush=True,
-        )
+        metrics |= {DIFFICULTY + name: at.difficulty for name, at in difficulties}
+        writer.write({"kind": "train", "step": step, "time": time.time(), **metrics})
         if step % setup.evaluation_interval == 0 or step == steps:
             measure(setup, stage, step, workdir, writer)
             measured = step
@@ -146,7 +143,7 @@ def run(
 
 
 def start_curriculum(
-    setup: RLSetup, stage: AnyStage, seed: int, workdir: Path, writer: JsonlWriter
+    setup: RLSetup, stage: AnyStage, seed: int, workdir: Path, writer: MultiWriter
 ) -> None:
     """Environments start where calibration puts them, if the stage has one."""
     if setup.calibration is None:
@@ -167,11 +164,11 @@ def start_curriculum(
             f"{one.solve_rate:.0%}, after {one.groups} groups"
         )
         event = {"kind": "event", "step": 0, "time": time.time(), "name": "calibration"}
-        writer.write(plain_record({**event, **one._asdict(), "source": name, "detail": detail}))
+        writer.write({**event, **one._asdict(), "source": name, "detail": detail})
         print(f"calibration: {detail}", flush=True)
 
 
-def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: JsonlWriter) -> None:
+def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: MultiWriter) -> None:
     """Solve rates on held-out problems, and a few rollouts to read."""
     difficulty = setup.evaluation_difficulty
     if difficulty is None:
@@ -183,7 +180,7 @@ def measure(setup: RLSetup, stage: AnyStage, step: int, workdir: Path, writer: J
         low, high = bootstrap_interval(rewards)
         record = {"kind": "validation", "step": step, "time": time.time(), "source": source}
         rate = {"solve_rate": float(rewards.mean()), "low": low, "high": high}
-        writer.write(plain_record({**record, **rate, "problems": len(rewards)}))
+        writer.write({**record, **rate, "problems": len(rewards)})
     if measured:
         listed = ", ".join(f"{source} {r.mean():.3f}" for source, r in measured.items())
         print(f"step {step}: solved of held-out problems: {listed}", flush=True)

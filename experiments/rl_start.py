@@ -20,9 +20,10 @@ from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.dry_run import ROW_NAMES
 from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.setup import RLSetup
-from zaya_jax.training.metrics_file import JsonlWriter, plain_record
+from zaya_jax.training.metrics_file import plain_record
 from zaya_jax.training.placement import Placement, choose_placement
 from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.writers import Writer
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "rl_small.py")
 
@@ -91,7 +92,7 @@ def imitate(
     setup: RLSetup,
     variables: dict[str, Any],
     tokenizer: Tokenizer,
-    writer: JsonlWriter,
+    writer: Writer,
 ) -> dict[str, Any]:
     """The cold start, where the stage has one and no checkpoint to begin with."""
     if setup.cold_start is None or config.init_from:

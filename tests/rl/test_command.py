@@ -9,6 +9,7 @@ import pytest
 
 from experiments.rl import main, reinforce
 from experiments.rl_start import DEFAULT_CONFIG, load_setup
+from tests.rl.test_stage import CLOCK
 from zaya_jax.config import ConfigError
 from zaya_jax.parallel.settings import MeshConfig
 from zaya_jax.rl import dry_run
@@ -23,7 +24,7 @@ from zaya_jax.training.placement import Placement
 from zaya_jax.training.settings import RunConfig
 
 CONFIGS = Path(DEFAULT_CONFIG).parent
-TIMES = {"time", "sample_seconds", "train_seconds", "detail"}
+TIMES = {"time", "detail", *CLOCK}
 
 
 def tiny(steps: int, variant: str = "") -> tuple[RunConfig, RLSetup]:

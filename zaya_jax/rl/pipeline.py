@@ -31,6 +31,7 @@ from zaya_jax.rl.ray_engine import ActorResources
 from zaya_jax.rl.records import RolloutGroup
 from zaya_jax.rl.rollout_worker import RolloutEngine, RolloutWorker
 from zaya_jax.rl.sampler import Sampler
+from zaya_jax.rl.throughput import throughput
 from zaya_jax.rl.trainer import PolicyState
 
 _LOOK_SECONDS = 0.1  # between two looks at the workers while the trainer waits
@@ -135,6 +136,7 @@ class PipelineStage:
         self._lock = threading.Lock()
         self._variables: dict[str, Any] | None = None
         self._started = 0.0
+        self._drawn = 0  # tokens of all workers until the last step
         self.workers = [
             RolloutWorker(
                 engine,
@@ -167,9 +169,13 @@ class PipelineStage:
             for worker in self.workers:
                 worker.load_weights(state.variables, updates)
         self.last_groups = kept
+        drawn = sum(worker.counts.tokens for worker in self.workers)
+        self._drawn, new_tokens = drawn, drawn - self._drawn
+        seconds = time.monotonic() - start
         return state, {
             **metrics,
             **self._figures(kept, number),
+            **throughput(new_tokens, kept, waited=taken - start, seconds=seconds),
             "sample_seconds": taken - start,
             "train_seconds": trained - taken,
             "sync_seconds": time.monotonic() - trained,

@@ -79,6 +79,16 @@ _ROLLOUTS: tuple[_Plot, ...] = (
         (("evicted_groups", "evicted"), ("stale_groups", "stale")),
     ),
     (
+        "Tokens per second",
+        "Of responses: drawn, and trained on, over the whole step.",
+        (("rollout_tokens_per_second", "drawn"), ("trained_tokens_per_second", "trained")),
+    ),
+    (
+        "Idle",
+        "Share of the time: the trainer without groups, workers with nothing to do.",
+        (("trainer_idle_share", "trainer"), ("workers_idle_share", "workers")),
+    ),
+    (
         "Seconds of a step",
         "Waiting for rollouts, training, handing the weights over.",
         (("sample_seconds", "rollouts"), ("train_seconds", "training"), ("sync_seconds", "sync")),

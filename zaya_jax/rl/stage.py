@@ -21,6 +21,7 @@ from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.records import RolloutGroup
 from zaya_jax.rl.sampler import Sampler
+from zaya_jax.rl.throughput import throughput, tokens_of
 from zaya_jax.rl.trainer import PolicyState
 
 
@@ -52,8 +53,14 @@ class Stage:
         state, metrics = self.learner.learn(state, kept, dropped)
         self.sampler.load_weights(state.variables)
         self.last_groups = kept
-        seconds = {"sample_seconds": sampled - start, "train_seconds": time.monotonic() - sampled}
-        return state, {**metrics, **seconds}
+        waited, seconds = sampled - start, time.monotonic() - start
+        return state, {
+            **metrics,
+            **throughput(tokens_of([*kept, *dropped]), kept, waited=waited, seconds=seconds),
+            "workers_idle_share": 1.0 - waited / seconds,
+            "sample_seconds": waited,
+            "train_seconds": seconds - waited,
+        }
 
     def held_out_rewards(
         self, problems: int, *, difficulty: int = 0
