@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from experiments.command_line import run_reporting_errors
 from zaya_jax.config import ConfigError
 from zaya_jax.training.config_file import (
     apply_overrides,
+    call_config_file,
     load_config,
     split_overrides,
     to_run_config,
@@ -78,6 +78,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     options = parser.parse_args(rest)
     base = to_run_config(apply_overrides(load_config(options.config), overrides))
     file, _, name = options.config.partition(":")
+    if not name:
+        raise ConfigError(f"--config={file!r} names no grid: --config {file}:GRID")
     grid = load_grid(file, name)
     if options.arms:
         grid = grid.select([word.strip() for word in options.arms.split(",")])
@@ -96,17 +98,11 @@ def load_grid(file: str, name: str) -> Grid:
     """`get_grid(name)` of a config file.
 
     Raises:
-      ConfigError: when there is none.
+      ConfigError: when there is none, or it fails, or returns something else.
     """
-    spec = importlib.util.spec_from_file_location("ablation_config", file)
-    assert spec is not None  # load_config has read the file before
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_grid"):
-        raise ConfigError(f"config file {file!r} defines no get_grid(name)")
-    grid = module.get_grid(name)
-    assert isinstance(grid, Grid)
+    grid = call_config_file(f"{file}:{name}", "get_grid", ": is it one of comparisons?")
+    if not isinstance(grid, Grid):
+        raise ConfigError(f"config file {file!r}: get_grid returned {type(grid).__name__}")
     return grid
 
 

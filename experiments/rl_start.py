@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from zaya_jax.rl.cold_start import cold_start
 from zaya_jax.rl.dry_run import ROW_NAMES
 from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.setup import RLSetup
+from zaya_jax.training.config_file import call_config_file
 from zaya_jax.training.metrics_file import plain_record
 from zaya_jax.training.placement import Placement, choose_placement
 from zaya_jax.training.settings import RunConfig
@@ -32,21 +32,14 @@ def load_setup(argv: Sequence[str]) -> RLSetup:
     """What `get_rl` of the config file returns; the file was run once for its `get_config`.
 
     Raises:
-      ConfigError: when there is no such function, or it returns something else.
+      ConfigError: when there is no such function, or it fails, or returns something else.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default=DEFAULT_CONFIG)
-    path, _, name = parser.parse_known_args(argv)[0].config.partition(":")
-    spec = importlib.util.spec_from_file_location("rl_config", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"config file {path!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_rl"):
-        raise ConfigError(f"config file {path!r} defines no get_rl(name=...): is it an RL config?")
-    setup = module.get_rl(name) if name else module.get_rl()
+    config = parser.parse_known_args(argv)[0].config
+    setup = call_config_file(config, "get_rl", ": is it an RL config?")
     if not isinstance(setup, RLSetup):
-        raise ConfigError(f"config file {path!r}: get_rl returned {type(setup).__name__}")
+        raise ConfigError(f"config file {config!r}: get_rl returned {type(setup).__name__}")
     return setup
 
 

@@ -56,6 +56,17 @@ def test_cca_gqa_and_mla_are_compared_at_one_cache_size() -> None:
     assert {arms[name].cache_bytes_per_token for name in ("cca_2x_8x", "gqa", "mla")} == {256}
 
 
+def test_a_config_without_a_grid_is_refused_in_one_line(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def get_grid(name):\n    return name\n")
+    with pytest.raises(ConfigError, match="get_grid returned str"):
+        ablate.load_grid(str(own), "mine")
+    with pytest.raises(ConfigError, match=r"defines no get_grid\(name=...\): is it one of"):
+        ablate.load_grid(tiny_config.__file__, "mine")
+    with pytest.raises(ConfigError, match=r"names no grid: --config .*ablations\.py:GRID"):
+        ablate.parse(["--workdir", str(tmp_path), "--config", CONFIG])
+
+
 def test_matching_finds_the_nearest_value_and_refuses_a_poor_one() -> None:
     model = to_run_config(tiny_config.get_config()).model
     wider = model.replace(expert_intermediate_size=24)

@@ -141,6 +141,9 @@ def test_errors_in_config_files_are_one_line_with_the_place(tmp_path: Path):
     (tmp_path / "broken.py").write_text("def get_config(:\n")
     with pytest.raises(ConfigError, match="line 1"):
         load_config(str(tmp_path / "broken.py"))
+    (tmp_path / "fails.py").write_text("def get_config():\n    return [][1]\n")
+    with pytest.raises(ConfigError, match=r"fails\.py', line 2: list index out of range"):
+        load_config(str(tmp_path / "fails.py"))
 
 
 def test_plain_form_survives_json():

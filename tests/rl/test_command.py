@@ -136,6 +136,18 @@ def test_a_config_of_another_stage_is_refused_in_one_line(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_a_misspelt_field_of_the_setup_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from zaya_jax.rl.setup import RLSetup\ndef get_rl():\n    return RLSetup(promts=3)\n"
+    )
+    with pytest.raises(ConfigError, match=r"own\.py', line 3: .*argument"):
+        load_setup(["--config", str(path)])
+    path.write_text("def get_rl():\n    pass\n")
+    with pytest.raises(ConfigError, match=r"get_rl returned NoneType"):
+        load_setup(["--config", str(path)])
+
+
 def test_lengths_that_do_not_fit_a_row_are_refused() -> None:
     with pytest.raises(RLError, match="most_prompt_tokens=60 and most_response_tokens=6"):
         dataclasses.replace(load_setup([]), most_prompt_tokens=60)

@@ -52,6 +52,25 @@ def load_config(file_and_name: str) -> ConfigDict:
       ConfigError: when the file is missing, has no `get_config`, or fails. One line, with the
         place in the file.
     """
+    config = call_config_file(file_and_name, "get_config")
+    if not isinstance(config, ConfigDict):
+        path = file_and_name.partition(":")[0]
+        raise ConfigError(f"config file {path!r}: get_config returned {type(config).__name__}")
+    return config
+
+
+def call_config_file(file_and_name: str, function: str, hint: str = "") -> Any:
+    """What a function of `FILE.py`, or of `FILE.py:NAME` with the name, returns.
+
+    Args:
+      file_and_name: where the function is, and what it is given.
+      function: its name.
+      hint: what a file that lacks it may be about.
+
+    Raises:
+      ConfigError: when the file is missing, lacks the function, or fails. One line, with the place
+        in the file.
+    """
     path_text, _, name = file_and_name.partition(":")
     path = Path(path_text)
     if not path.is_file():
@@ -62,22 +81,11 @@ def load_config(file_and_name: str) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        if not hasattr(module, "get_config"):
-            raise ConfigError("it defines no get_config(name=...)")
-        config = module.get_config(name) if name else module.get_config()
-    except (
-        AttributeError,
-        ImportError,
-        KeyError,
-        NameError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ) as e:
+        if not hasattr(module, function):
+            raise ConfigError(f"it defines no {function}(name=...){hint}")
+        return getattr(module, function)(*[name] if name else [])
+    except Exception as e:  # whatever a config file raises is its author's to mend
         raise ConfigError(f"config file {path_text!r}{_line_in(path, e)}: {_one_line(e)}") from e
-    if not isinstance(config, ConfigDict):
-        raise ConfigError(f"config file {path_text!r}: get_config returned {type(config).__name__}")
-    return config
 
 
 def apply_overrides(
