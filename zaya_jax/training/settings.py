@@ -26,9 +26,7 @@ class TrainConfig:
     steps: int = 1_000  # updates in the whole run
     microbatches: int = 1  # parts a step's batch is cut into, to save memory; same update
     validation_interval: int = 100  # steps between validations; 0 = only at the start and end
-    probe_interval: int = (
-        100  # steps between timings of each device, of several processes; 0 = none
-    )
+    probe_interval: int = 100  # steps between timings of each device of many processes; 0 = none
     z_loss_weight: float = 0.0  # weight of mean(log Z squared), which keeps logits small; 0 = off
     seed: int = 0  # of the initial parameters and of sampling
     sample_prompt: str = "def "  # continued by the model at the end of the run
