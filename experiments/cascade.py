@@ -162,14 +162,19 @@ def load_steps(path: str, workdir: Path) -> list[CascadeStep]:
     Raises:
       ConfigError: when there is no such file or function, or two steps have one name.
     """
+    if not Path(path).exists():
+        raise ConfigError(f"--config: {path!r} does not exist")
     spec = importlib.util.spec_from_file_location("cascade_config", path)
-    if spec is None or spec.loader is None or not Path(path).exists():
+    if spec is None or spec.loader is None:
         raise ConfigError(f"--config: {path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "get_steps"):
         raise ConfigError(f"--config: {path!r} defines no get_steps(workdir)")
     steps = list(module.get_steps(workdir))
+    for step in steps:
+        if not isinstance(step, CascadeStep):
+            raise ConfigError(f"--config: {path!r}: get_steps gives {step!r}, no CascadeStep")
     names = [step.name for step in steps]
     double = [name for name in names if names.count(name) > 1]
     if double:

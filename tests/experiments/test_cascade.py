@@ -125,11 +125,17 @@ def test_unknown_steps_and_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no step 'rl'; there are train, measure"):
         chosen(STEPS[:2], ["rl"])
     assert chosen(STEPS, ["measure"]) == [STEPS[1]]
-    with pytest.raises(ConfigError, match="is no Python file"):
+    with pytest.raises(ConfigError, match=r"none\.py' does not exist"):
         load_steps(str(tmp_path / "none.py"), tmp_path)
+    (tmp_path / "steps.txt").touch()
+    with pytest.raises(ConfigError, match="is no Python file"):
+        load_steps(str(tmp_path / "steps.txt"), tmp_path)
     path = tmp_path / "config.py"
     path.write_text("x = 1\n")
     with pytest.raises(ConfigError, match="defines no get_steps"):
+        load_steps(str(path), tmp_path)
+    path.write_text("def get_steps(workdir): return ['train']\n")
+    with pytest.raises(ConfigError, match="get_steps gives 'train', no CascadeStep"):
         load_steps(str(path), tmp_path)
     path.write_text(
         "from experiments.cascade import CascadeStep\n"

@@ -186,7 +186,7 @@ class Server:
             raise Refusal(
                 404,
                 f"model {model!r} is not served here; this is {self.settings.model!r}",
-                "modelnot_found",
+                "model_not_found",
                 "model",
             )
         room = self.service.engine.settings.slots + self.settings.most_waiting
