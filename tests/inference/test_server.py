@@ -179,6 +179,12 @@ def test_nonsense_gets_an_error_object(
     assert ("retry-after" in answer.headers) == (status == 429)
 
 
+def test_a_model_that_is_not_there_is_known_by_its_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="other", messages=USER)
+    assert caught.value.code == "model_not_found"
+
+
 def test_strangers_and_unknown_paths_are_turned_away(server: tuple[str, Server]) -> None:
     stranger = openai.OpenAI(base_url=f"{server[0]}/v1", api_key="guess", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
