@@ -30,7 +30,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             f"zaya_jax/model/{name}.py"
             for name in ("attention", "block", "cca", "experts", "norm", "rope", "router")
         ),
-        ("tests/parity/test_stored.py", "tests/model/test_transformer.py"),
+        ("tests/parity/test_transformers.py", "tests/model"),
     ),
     "losses": (
         (

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from zaya_jax.inference.sampling import RowSampling, Sampled, Variant, keep_likely, sample
+from zaya_jax.inference.sampling import (
+    RowSampling,
+    Sampled,
+    Variant,
+    keep_likely,
+    mark_seen,
+    sample,
+)
 
 VOCAB = 12
 ROWS = 4_000
@@ -202,3 +209,10 @@ def test_top_alternatives_are_the_models_own() -> None:
     np.testing.assert_array_equal(drawn.top_tokens, np.stack([order, order]))
     raw = np.log(oracle(logits))[order]
     np.testing.assert_allclose(drawn.top_log_probabilities, np.stack([raw, raw]), atol=1e-5)
+
+
+def test_drawn_tokens_are_marked_and_no_others() -> None:
+    before = np.array([[False, True, False, False], [False] * 4, [True, False, False, True]])
+    after = mark_seen(jnp.asarray(before), jnp.asarray([2, 0, -1]))
+    expected = [[False, True, True, False], [True, False, False, False], before[2].tolist()]
+    assert np.asarray(after).tolist() == expected
