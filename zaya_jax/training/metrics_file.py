@@ -47,15 +47,17 @@ class JsonlWriter:
             self.path.write_text("", encoding="utf-8")
         elif self.path.exists():
             _keep_until(self.path, resume_step)
-        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        # Without a buffer: on a full disk nothing is left over that would fail again at the end.
+        self._file = self.path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record, already plain (see `plain_record`)."""
-        self._file.write(_to_line(record))
+        rest = memoryview(_to_line(record).encode("utf-8"))
+        while rest:  # a disk that fills up takes a part, then raises
+            rest = rest[self._file.write(rest) :]
 
     def flush(self) -> None:
         """Force what was written onto the disk."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
