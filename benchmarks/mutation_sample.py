@@ -49,7 +49,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "dispatch": (
         ("zaya_jax/model/experts.py", "kernels_pallas/expert_buckets.py"),
-        ("tests/kernels_pallas/test_expert_dispatch.py", "tests/model/test_transformer.py"),
+        ("tests/kernels_pallas/test_expert_mlp.py", "tests/model/test_transformer.py"),
     ),
     "packing": (
         ("zaya_jax/data/packing.py", "zaya_jax/data/packing_plan.py", "zaya_jax/rl/packing.py"),
