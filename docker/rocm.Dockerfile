@@ -16,7 +16,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap make \
  && rm -rf /var/lib/apt/lists/*
 
-WORKDIR /work
+WORKDIR /zaya_jax
 COPY . .
 RUN python3 -m pip install --no-cache-dir -e '.[rocm,data,rl,serve]'
 

@@ -37,7 +37,7 @@ from zaya_jax.evaluation.statistics import bootstrap_interval
 from zaya_jax.rl.curriculum.before_stage import calibrate
 from zaya_jax.rl.dry_run import describe, plan
 from zaya_jax.rl.errors import NothingToLearnError, RLError
-from zaya_jax.rl.progress import DIFFICULTY, rl_terminal_writer
+from zaya_jax.rl.progress import ALL_SOURCES, DIFFICULTY, rl_terminal_writer
 from zaya_jax.rl.report import write_report
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyState, PolicyTrainer
@@ -48,7 +48,6 @@ from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import Resumption, find_resumption
 from zaya_jax.training.writers import MultiWriter
 
-ALL_SOURCES = "all"  # what records call the problems of all environments together
 SHOWN_ROLLOUTS = 4  # written out at every measurement
 
 

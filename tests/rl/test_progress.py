@@ -57,3 +57,10 @@ def test_the_lowest_rewards_are_shown_first_and_the_rest_is_counted() -> None:
     names = list(table.columns[0].cells)
     assert names[:2] == ["14", "13"]
     assert names[-2:] == ["and 4 more", "all"]
+
+
+def test_what_all_sources_solve_together_stands_in_the_last_row_only() -> None:
+    table = source_table(train(), {"sort": 0.25, "all": 0.75})
+    names, solved = (list(table.columns[i].cells) for i in (0, 3))
+    assert names.count("all") == 1
+    assert (names[-1], solved[-1]) == ("all", "75.0%")

@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 REWARD, DIFFICULTY = "reward/", "difficulty/"  # prefixes of a source's metrics
+ALL_SOURCES = "all"  # the source of measurements of all environments' problems together
 _MOST_SOURCES = 12  # rows of the table; those with the lowest reward are the ones to look at
 
 # What the line below the table says of the last step: metric, label, format.
@@ -124,7 +125,7 @@ def source_table(record: Mapping[str, Any], held_out: Mapping[str, float]) -> Ta
         for name, value in record.items()
         if name.startswith(REWARD)
     }
-    sources = sorted({*rewards, *held_out}, key=lambda name: rewards.get(name, 2.0))
+    sources = sorted({*rewards, *held_out} - {ALL_SOURCES}, key=lambda name: rewards.get(name, 2.0))
     table = Table("problems", expand=True)
     for heading in ("reward", "difficulty", "solved, held out"):
         table.add_column(heading, justify="right")
@@ -138,7 +139,9 @@ def source_table(record: Mapping[str, Any], held_out: Mapping[str, float]) -> Ta
     if len(sources) > _MOST_SOURCES:
         table.add_row(f"and {len(sources) - _MOST_SOURCES} more", "", "", "")
     if record:
-        table.add_row("all", _number(record["reward"], ".3f"), "", "", end_section=True)
+        solved = f"{held_out[ALL_SOURCES]:.1%}" if ALL_SOURCES in held_out else ""
+        reward = _number(record["reward"], ".3f")
+        table.add_row(ALL_SOURCES, reward, "", solved, end_section=True)
     return table
 
 
