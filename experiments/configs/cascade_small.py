@@ -32,8 +32,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from experiments.cascade import CascadeStep
 from experiments.cascade_data import HARDEST, PROGRAMS, attempts, code_environment
+from experiments.cascade_steps import CascadeStep
 from experiments.configs import base
 from zaya_jax.config import ConfigError
 from zaya_jax.data.tokenizer import load_tokenizer

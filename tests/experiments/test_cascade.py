@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from experiments import cascade, cascade_data
-from experiments.cascade import CascadeStep, chosen, is_finished, load_steps, run
+from experiments.cascade import run
 from experiments.cascade_report import write_cascade_report
+from experiments.cascade_steps import CascadeStep, chosen, is_finished, load_steps
 from experiments.configs import cascade_small
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.training.config_file import to_run_config
+
+ROOT = Path(__file__).parents[2]
 
 # A command that leaves a trace, fails while a file named `fail` lies beside its folder, and, with
 # `--score`, leaves an evaluation's results.
@@ -138,7 +142,7 @@ def test_unknown_steps_and_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="get_steps gives 'train', no CascadeStep"):
         load_steps(str(path), tmp_path)
     path.write_text(
-        "from experiments.cascade import CascadeStep\n"
+        "from experiments.cascade_steps import CascadeStep\n"
         "def get_steps(workdir): return [CascadeStep('a', 'm'), CascadeStep('a', 'm')]\n"
     )
     with pytest.raises(ConfigError, match="two steps named 'a'"):
@@ -150,7 +154,7 @@ def test_a_dry_run_prints_the_commands_and_runs_none(
 ) -> None:
     path = workdir / "config.py"
     path.write_text(
-        "from experiments.cascade import CascadeStep\n"
+        "from experiments.cascade_steps import CascadeStep\n"
         "def get_steps(workdir): return [CascadeStep('train', 'cascade_tool', ('--score', '1'))]\n"
     )
     words = ["--workdir", str(workdir / "new"), "--config", str(path), "--dry-run"]
@@ -159,6 +163,15 @@ def test_a_dry_run_prints_the_commands_and_runs_none(
     assert f"-m cascade_tool --workdir {workdir / 'new' / 'train'} --score 1" in printed
     assert sys.executable not in printed
     assert not (workdir / "new").exists()
+
+
+def test_the_documented_command_lists_the_steps_of_the_small_cascade(tmp_path: Path) -> None:
+    # As a process: a module run with -m is not the one that a config file imports.
+    command = [sys.executable, "-m", "experiments.cascade", "--workdir", str(tmp_path), "--dry-run"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stderr == ""
+    assert ended.stdout.split()[0] == "data"
+    assert len(ended.stdout.splitlines()) == len(load_steps(cascade.DEFAULT_CONFIG, tmp_path))
 
 
 def test_every_stage_of_the_small_cascade_begins_with_the_one_before(tmp_path: Path) -> None:

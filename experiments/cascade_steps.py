@@ -1,0 +1,106 @@
+"""The steps of a cascade: what one is, a config file's list of them, which have ended well.
+
+They stand apart from the command that runs them: a module run with `python -m` exists twice, and a
+config file that imported its step from there would make steps of another class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cascade_report import FINISHED
+from zaya_jax.config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class CascadeStep:
+    """One command.
+
+    Attributes:
+      name: of the step and its folder.
+      module: of the command, `experiments.pretrain` for example; it is given `--workdir DIR/NAME`.
+      arguments: what else it is given.
+      group: evaluations of one group differ by their seed alone; the report averages them.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    group: str = ""
+
+    def command(self, workdir: Path) -> list[str]:
+        """As a process is started."""
+        place = ["--workdir", str(workdir / self.name)]
+        return [sys.executable, "-m", self.module, *place, *self.arguments]
+
+
+def is_finished(step: CascadeStep, workdir: Path) -> bool:
+    """Whether the step has ended well before, with the same arguments.
+
+    Raises:
+      ConfigError: when it ended well with other arguments: what follows would not fit.
+    """
+    path = workdir / step.name / FINISHED
+    if not path.exists():
+        return False
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if (before["module"], tuple(before["arguments"])) != (step.module, step.arguments):
+        raise ConfigError(
+            f"step {step.name!r} in {workdir} ran with other arguments; remove {path.parent} to "
+            "run it again, or choose another --workdir"
+        )
+    return True
+
+
+def mark_finished(step: CascadeStep, workdir: Path, seconds: float) -> None:
+    """Remembers that the step has ended well."""
+    folder = workdir / step.name
+    folder.mkdir(exist_ok=True)
+    record = {**dataclasses.asdict(step), "seconds": seconds}
+    partial = folder / f"{FINISHED}.partial"
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / FINISHED)
+
+
+def chosen(steps: Sequence[CascadeStep], names: Sequence[str] | None) -> list[CascadeStep]:
+    """All steps, or those named, in their order.
+
+    Raises:
+      ConfigError: for an unknown name.
+    """
+    known = [step.name for step in steps]
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"--only: no step {name!r}; there are {', '.join(known)}")
+    return [step for step in steps if names is None or step.name in names]
+
+
+def load_steps(path: str, workdir: Path) -> list[CascadeStep]:
+    """What `get_steps` of the config file returns.
+
+    Raises:
+      ConfigError: when there is no such file or function, or two steps have one name.
+    """
+    if not Path(path).exists():
+        raise ConfigError(f"--config: {path!r} does not exist")
+    spec = importlib.util.spec_from_file_location("cascade_config", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--config: {path!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_steps"):
+        raise ConfigError(f"--config: {path!r} defines no get_steps(workdir)")
+    steps = list(module.get_steps(workdir))
+    for step in steps:
+        if not isinstance(step, CascadeStep):
+            raise ConfigError(f"--config: {path!r}: get_steps gives {step!r}, no CascadeStep")
+    names = [step.name for step in steps]
+    double = [name for name in names if names.count(name) > 1]
+    if double:
+        raise ConfigError(f"--config: {path!r} has two steps named {double[0]!r}")
+    return steps
