@@ -89,6 +89,7 @@ def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         config.model,
         batch_size=config.data.batch_size // config.train.microbatches,
         sequence_length=config.data.sequence_length,
+        offload_moments=config.optimizer.offload_state,
     )
     with TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints:
         resumption = find_resumption(config, checkpoints)

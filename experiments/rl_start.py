@@ -57,6 +57,7 @@ def trainer_placement(config: RunConfig, setup: RLSetup) -> Placement:
         sequence_length=stage.row_length,
         names=ROW_NAMES,
         devices=None if split is None else split.trainer,
+        offload_moments=config.optimizer.offload_state,
     )
 
 

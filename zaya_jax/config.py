@@ -82,6 +82,12 @@ class RematPolicy(enum.StrEnum):
     NONE = "none"  # everything: fastest, most memory
     DOTS = "dots"  # results of matrix products; elementwise work is repeated
     FULL = "full"  # only the layer's inputs; the whole layer is repeated
+    OFFLOAD = "offload"  # as full, and the inputs wait in host memory
+
+    @property
+    def repeats_layers(self) -> bool:
+        """Whether the backward pass repeats whole layers."""
+        return self in (RematPolicy.FULL, RematPolicy.OFFLOAD)
 
 
 @dataclasses.dataclass(frozen=True)

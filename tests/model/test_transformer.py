@@ -142,6 +142,7 @@ def squared_logits_and_gradients(layer_loop: str, remat: str) -> tuple[float, li
     [
         ("scan", "dots"),
         ("scan", "full"),
+        ("scan", "offload"),
         ("unroll", "none"),
         pytest.param("unroll", "full", marks=pytest.mark.slow),
     ],

@@ -32,6 +32,17 @@ def test_one_of_many_devices_holds_its_part():
     assert "mesh of 32 devices: data 2, fsdp 4, expert 4" in describe(part)
 
 
+def test_offloaded_moments_are_the_hosts():
+    optimizer = dataclasses.replace(QUICK.optimizer, offload_state=True)
+    found = plan(dataclasses.replace(QUICK, mesh=MeshConfig(data=4, fsdp=8), optimizer=optimizer))
+    assert found["bytes_per_device"]["optimizer"] == 8  # Adam's counter and the schedule's
+    moments = found["host_bytes_per_device"]["optimizer"]
+    assert moments == 2 * found["bytes_per_device"]["parameters"]
+    assert "host memory for each device" in describe(found)
+    found["host_bytes_per_device"]["optimizer"] = 0
+    assert "host memory" not in describe(found)
+
+
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_lowered():
     with pytest.raises(ConfigError, match=r"model\.num_experts=4: .*mesh\.expert, which is 8"):
         plan(dataclasses.replace(QUICK, mesh=MeshConfig(data=1, expert=8)))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import ModelConfig
@@ -14,6 +15,8 @@ from zaya_jax.model.experts import Experts
 from zaya_jax.model.norm import ResidualScale, RMSNorm, add_and_norm
 from zaya_jax.model.router import Router, RouterOutput
 from zaya_jax.parallel.mesh import split_activations
+
+LAYER_INPUT = "layer_input"  # what rematerialisation calls the state carried into a layer
 
 
 class LayerCarry(NamedTuple):
@@ -63,6 +66,7 @@ class Block(nn.Module):
         self, carry: LayerCarry, layer: LayerInput, shared: SharedInput
     ) -> tuple[LayerCarry, LayerOutput]:
         """Runs one layer on the carried state."""
+        carry = LayerCarry(*(checkpoint_name(array, LAYER_INPUT) for array in carry))
         attention: Any = attention_block(self.config)
         attended = attention(self.config, name="attention")(
             self._norm("attention_norm")(carry.residual),

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import LayerLoop, LayerType, ModelConfig, RematPolicy
 from zaya_jax.model import initialization
 from zaya_jax.model.block import (
+    LAYER_INPUT,
     Block,
     LayerCarry,
     LayerInput,
@@ -177,10 +178,9 @@ def _stacked_blocks(config: ModelConfig) -> Any:
     """All layers as one module whose parameters are stacked over layers."""
     block = Block
     if config.remat is not RematPolicy.NONE:
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         block = nn.remat(
             Block,
-            policy=policy if config.remat is RematPolicy.DOTS else None,
+            policy=_kept_for_backward(config.remat),
             prevent_cse=config.layer_loop is LayerLoop.UNROLL,
         )
     return nn.scan(
@@ -191,6 +191,21 @@ def _stacked_blocks(config: ModelConfig) -> Any:
         length=config.num_layers,
         unroll=config.num_layers if config.layer_loop is LayerLoop.UNROLL else 1,
     )(config)
+
+
+def _kept_for_backward(remat: RematPolicy) -> Any:
+    """JAX's policy for a layer; None: its inputs, where they are."""
+    policies = jax.checkpoint_policies
+    if remat is RematPolicy.DOTS:
+        return policies.dots_with_no_batch_dims_saveable
+    if remat is RematPolicy.OFFLOAD:
+        return policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[LAYER_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return None
 
 
 def _shared_input(config: ModelConfig, positions: Array, segment_ids: Array | None) -> SharedInput:

@@ -50,6 +50,7 @@ class OptimizerConfig:
     epsilon: float = 1e-8  # added to the root of the second moment
     weight_decay: float = 0.1  # decoupled, times the learning rate; matrices only
     clip_norm: float = 1.0  # largest global norm of the gradient; 0 = no clipping
+    offload_state: bool = False  # moments wait in host memory between updates; same numbers
     muon_momentum: float = 0.95  # decay of the gradient's running mean; 0 = none, and no buffer
     muon_nesterov: bool = True  # look ahead by one gradient; has no effect without momentum
     muon_steps: int = 5  # Newton-Schulz iterations

@@ -17,7 +17,7 @@ from zaya_jax.model.transformer import Transformer
 from zaya_jax.rl.packing import empty_rows
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.trainer import PolicyTrainer, apply_gradient, initial_state, policy_gradient
-from zaya_jax.training.dry_run import bytes_of_one_device, readable
+from zaya_jax.training.dry_run import bytes_of_one_device, host_bytes_of_one_device, readable
 from zaya_jax.training.placement import plan_placement
 from zaya_jax.training.settings import RunConfig
 
@@ -39,6 +39,7 @@ def plan(config: RunConfig, setup: RLSetup) -> dict[str, Any]:
         sequence_length=stage.row_length,
         names=ROW_NAMES,
         others=setup.worker_devices,
+        offload_moments=config.optimizer.offload_state,
     )
     trainer = PolicyTrainer(model, config.optimizer, setup.loss, config.train.steps, placement)
     variables = jax.eval_shape(
@@ -71,6 +72,7 @@ def plan(config: RunConfig, setup: RLSetup) -> dict[str, Any]:
             "optimizer": bytes_of_one_device(state.optimizer_state),
             "rows of a microbatch": bytes_of_one_device(rows),
         },
+        "trainer_host": {"optimizer": host_bytes_of_one_device(state.optimizer_state)},
         "sampler": sampler_bytes(config, setup),
         "lowered": {
             "gradient": len(lowered[0].as_text()),
@@ -110,8 +112,11 @@ def describe(plan: dict[str, Any]) -> str:
         lines += [f"mesh of {count:,} devices for training: {axes}"]
     for title, key in (
         ("memory of one training device, activations not counted", "trainer"),
+        ("host memory for each training device", "trainer_host"),
         ("memory of one sampler, over all its devices", "sampler"),
     ):
+        if not any(plan[key].values()):
+            continue
         lines += [title]
         lines += [f"  {name:<24}{readable(size):>20}" for name, size in plan[key].items()]
     for name, size in plan["lowered"].items():

@@ -193,6 +193,7 @@ def _add(total: Any, gradient: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def apply_gradient(trainer: PolicyTrainer, state: PolicyState, gradient: Any) -> PolicyState:
     """The optimiser's update by the gradient of a whole batch. `trainer` is static."""
+    state = trainer.placement.at_work(state)
     optimizer = create_optimizer(trainer.optimizer, trainer.steps)
     updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
     return trainer.placement.constrained(

@@ -101,7 +101,7 @@ def predict(
     """The clocks of one step."""
     model, microbatches = config.model, config.train.microbatches
     tokens = tokens_per_device(config, mesh) * microbatches
-    passes = 4 if model.remat is RematPolicy.FULL else 3
+    passes = 4 if model.remat.repeats_layers else 3
     rate = hardware.achieved_bf16_tflops * 1e12
     plateau = sized = newton_schulz_flops(config, mesh) / rate
     for product in layer_products(config, mesh):

@@ -14,7 +14,7 @@ is left out: norms of the gradient, loss sums, counts of the router.
 
 from __future__ import annotations
 
-from zaya_jax.config import ModelConfig, RematPolicy
+from zaya_jax.config import ModelConfig
 from zaya_jax.parallel.settings import MESH_AXES
 from zaya_jax.systems.memory import MASTER_BYTES, leaf_sizes, tokens_per_device
 from zaya_jax.training.settings import RunConfig
@@ -41,7 +41,7 @@ def bytes_sent(config: RunConfig, mesh: dict[str, int]) -> dict[str, float]:
     gathered = MASTER_BYTES * sum(uses[leaf.path] * leaf.numbers_gathered for leaf in split)
     whole = own - MASTER_BYTES * sum(leaf.numbers_here for leaf in split)
     # Forward, once more where the backward pass repeats the layer, and the gradients back.
-    passes = 3 if model.remat is RematPolicy.FULL else 2
+    passes = 3 if model.remat.repeats_layers else 2
     sent["fsdp"] = ring_share(mesh["fsdp"]) * (passes * microbatches * gathered + 2 * whole)
     per_layer = _layer_bytes(model, mesh, tokens)
     for axis, size in per_layer.items():
@@ -60,7 +60,7 @@ def _layer_bytes(model: ModelConfig, mesh: dict[str, int], tokens: int) -> dict[
     """Of one layer, forward and backward, for the axes that activations travel over."""
     size = 4 if model.activation_dtype == "float32" else 2
     expert, context, tensor = (mesh[axis] for axis in ("expert", "context", "tensor"))
-    replays = 2 if model.remat is RematPolicy.FULL else 1  # forward passes
+    replays = 2 if model.remat.repeats_layers else 1  # forward passes
     # There and back; the backward pass sends both once more.
     exchange = (expert - 1) * tokens * (model.hidden_size * size + 4) * 2
     halo_tokens = max(model.depthwise_conv_width + model.grouped_conv_width - 2, 1)

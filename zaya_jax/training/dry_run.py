@@ -20,6 +20,7 @@ from zaya_jax.model_size import (
 from zaya_jax.optimizer.groups import optimizer_groups
 from zaya_jax.optimizer.schedules import balancing_schedule, learning_rate_schedule
 from zaya_jax.optimizer.settings import OptimizerKind
+from zaya_jax.training.offload import HOST_MEMORY
 from zaya_jax.training.placement import plan_placement
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
@@ -41,11 +42,12 @@ def plan(config: RunConfig) -> dict[str, Any]:
         config.model,
         batch_size=config.data.batch_size // config.train.microbatches,
         sequence_length=config.data.sequence_length,
+        offload_moments=config.optimizer.offload_state,
     )
     state = placement.abstract(abstract_state(config))
     trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
     batch = placement.abstract_batch(abstract_batch(config.data))
-    step = jax.jit(functools.partial(train_step, config), donate_argnums=0)
+    step = jax.jit(placement.between_steps(functools.partial(train_step, config)), donate_argnums=0)
     with placement.in_force():
         lowered = step.trace(state, batch).lower(lowering_platforms=(jax.default_backend(),))
     sequence = config.data.sequence_length
@@ -72,6 +74,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
             "balancing": bytes_of_one_device((state.balancing, state.balancing_optimizer_state)),
             "batch": bytes_of_one_device(batch),
         },
+        "host_bytes_per_device": {"optimizer": host_bytes_of_one_device(state.optimizer_state)},
         "optimizer_groups": optimizer_groups(state.params, muon=is_muon),
         "lowered_step": {"characters_of_stablehlo": len(lowered.as_text())},
     }
@@ -93,6 +96,10 @@ def describe(plan: dict[str, Any]) -> str:
     lines += ["memory of one device, activations not counted"]
     lines += [f"  {name:<22}{readable(size):>22}" for name, size in memory.items()]
     lines += [f"  {'sum':<22}{readable(sum(memory.values())):>22}"]
+    waiting = plan["host_bytes_per_device"]
+    if any(waiting.values()):
+        lines += ["host memory for each device"]
+        lines += [f"  {name:<22}{readable(size):>22}" for name, size in waiting.items()]
     for group, names in plan["optimizer_groups"].items():
         lines += [group, *(f"  {name}" for name in names)]
     size = plan["lowered_step"]["characters_of_stablehlo"]
@@ -102,7 +109,21 @@ def describe(plan: dict[str, Any]) -> str:
 
 def bytes_of_one_device(tree: Any) -> int:
     """What one device holds of the leaves, which may be shapes with shardings."""
-    return sum(math.prod(_part(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree) if not _is_on_host(leaf))
+
+
+def host_bytes_of_one_device(tree: Any) -> int:
+    """What the host keeps for one device of the leaves."""
+    return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_on_host(leaf))
+
+
+def _is_on_host(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is not None and sharding.memory_kind == HOST_MEMORY
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(_part(leaf)) * leaf.dtype.itemsize
 
 
 def _part(leaf: Any) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ class Loop:
                 function = functools.partial(guarded_step, function)
                 inputs = (state, batch, jnp.float32(0))
             step = jax.jit(
-                function,
+                placement.between_steps(function),
                 donate_argnums=0,
                 out_shardings=None if shardings is None else (shardings, placement.replicated()),
             )

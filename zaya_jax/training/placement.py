@@ -5,18 +5,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
-from zaya_jax.config import ConfigError, ModelConfig
+from zaya_jax.config import ConfigError, ModelConfig, RematPolicy
 from zaya_jax.kernel_choice import check_kernels
 from zaya_jax.parallel.mesh import BATCH_NAMES, TOKENS, build_mesh, check_model_fits
 from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
+from zaya_jax.training.offload import (
+    check_host_memory,
+    fetch_moments,
+    moments_on_host,
+    send_moments,
+)
 from zaya_jax.training.shardings import tree_shardings
+
+# One step: state and what it reads -> the next state, and what it reports.
+Step = Callable[..., tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +41,7 @@ class Placement:
 
     model: ModelConfig
     mesh: Mesh | AbstractMesh | None  # None: one device; abstract: for sizes and lowering only
+    offload_moments: bool = False  # an optimiser's moments wait in host memory between updates
 
     def in_force(self) -> AbstractContextManager[Any]:
         """What is traced inside of it exchanges data over the mesh."""
@@ -36,16 +53,22 @@ class Placement:
 
     def shardings(self, tree: Any) -> Any:
         """For `out_shardings`: of a tree with parameters or optimiser state. None: unsaid."""
-        return None if self.mesh is None else tree_shardings(tree, self.model, self.mesh)
+        if not self.offload_moments:
+            return None if self.mesh is None else tree_shardings(tree, self.model, self.mesh)
+        if self.mesh is None:
+            here = SingleDeviceSharding(jax.devices()[0])
+            return moments_on_host(jax.tree.map(lambda _: here, tree), tree)
+        return moments_on_host(tree_shardings(tree, self.model, self.mesh), tree)
 
     def abstract(self, tree: Any) -> Any:
         """The shapes and dtypes of a tree, with the shardings it is to have."""
-        if self.mesh is None:
+        shardings = self.shardings(tree)
+        if shardings is None:
             return tree
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             tree,
-            self.shardings(tree),
+            shardings,
         )
 
     def abstract_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +92,26 @@ class Placement:
         return {name: jax.device_put(x, self._rows_sharding(x.ndim)) for name, x in rows.items()}
 
     def constrained(self, tree: Any) -> Any:
-        """Inside of a jitted function: a tree as for `shardings`, split so."""
-        if self.mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+        """Inside of a jitted function: a tree as for `shardings`, split and kept so."""
+        if self.mesh is not None:
+            shardings = tree_shardings(tree, self.model, self.mesh)
+            tree = jax.lax.with_sharding_constraint(tree, shardings)
+        return send_moments(tree) if self.offload_moments else tree
+
+    def at_work(self, state: Any) -> Any:
+        """Inside of a jitted function: a state with all that an update reads on the device."""
+        return fetch_moments(state) if self.offload_moments else state
+
+    def between_steps(self, step: Step) -> Step:
+        """`step` for states that are kept as this placement keeps them, to be jitted."""
+        if not self.offload_moments:
+            return step
+
+        def fetch_and_send(state: Any, *inputs: Any) -> tuple[Any, Any]:
+            state, report = step(fetch_moments(state), *inputs)
+            return send_moments(state), report
+
+        return fetch_and_send
 
     def replicated(self) -> NamedSharding | None:
         """For results that every process reads. None: unsaid."""
@@ -117,6 +156,7 @@ def choose_placement(
     sequence_length: int,
     names: tuple[str, str] = BATCH_NAMES,
     devices: Sequence[jax.Device] | None = None,
+    offload_moments: bool = False,
 ) -> Placement:
     """A mesh over `devices`, None being all; none where there is one device.
 
@@ -124,12 +164,13 @@ def choose_placement(
 
     Raises:
       ConfigError: when mesh, model, batch and the number of devices do not fit together, and for
-        kernels that cannot run here.
+        kernels or offloading that cannot run here.
     """
     check_kernels("config.model.kernels", model.kernels)
     mesh = build_mesh(config, devices)
+    _check_offloading(model, offload_moments, mesh.devices.flat[0])
     if mesh.size == 1:
-        return Placement(model, None)
+        return Placement(model, None, offload_moments)
     check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length, names=names)
     inner = mesh.shape["context"] * mesh.shape["tensor"]
     if jax.process_count() > 1 and jax.local_device_count() % inner:
@@ -137,7 +178,7 @@ def choose_placement(
             f"mesh.context * mesh.tensor = {inner} devices share their rows, but a process has "
             f"{jax.local_device_count()}; processes read rows of their own, so keep both within one"
         )
-    return Placement(model, mesh)
+    return Placement(model, mesh, offload_moments)
 
 
 def plan_placement(
@@ -148,6 +189,7 @@ def plan_placement(
     sequence_length: int,
     names: tuple[str, str] = BATCH_NAMES,
     others: int = 0,
+    offload_moments: bool = False,
 ) -> Placement:
     """The same for devices that need not be there: as many as the sizes of the mesh ask for.
 
@@ -164,8 +206,15 @@ def plan_placement(
     present = max(1, jax.device_count() - others) if has_rest else fixed
     sizes = config.sizes(present if present % fixed == 0 else fixed)
     if math.prod(sizes.values()) == 1:
-        return Placement(model, None)
+        return Placement(model, None, offload_moments)
     kinds = (AxisType.Auto,) * len(MESH_AXES)
     mesh = AbstractMesh(tuple(sizes.values()), MESH_AXES, axis_types=kinds)
     check_model_fits(mesh, model, batch=batch_size, sequence=sequence_length, names=names)
-    return Placement(model, mesh)
+    return Placement(model, mesh, offload_moments)
+
+
+def _check_offloading(model: ModelConfig, offload_moments: bool, device: jax.Device) -> None:
+    if offload_moments:
+        check_host_memory("optimizer.offload_state=True", "set it to False", device)
+    if model.remat is RematPolicy.OFFLOAD:
+        check_host_memory("model.remat=offload", "set it to full", device)
