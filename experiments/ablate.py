@@ -39,6 +39,7 @@ from zaya_jax.training.config_file import (
 )
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.workdir import claimed
 
 CONFIG = str(Path(__file__).parent / "configs" / "ablations.py")
 
@@ -118,9 +119,8 @@ def main(argv: Sequence[str]) -> int:
     print(f"peak learning rates: {rates}", flush=True)
     if arguments.dry_run:
         return 0
-    arguments.workdir.mkdir(parents=True, exist_ok=True)
-    keep_compiled(arguments.workdir / "compiled")
-    with StopSignal() as stop:
+    with claimed(arguments.workdir), StopSignal() as stop:
+        keep_compiled(arguments.workdir / "compiled")
         return compare(arguments, arms, stop)
 
 

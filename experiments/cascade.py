@@ -28,6 +28,7 @@ from experiments.cascade_steps import (
     mark_finished,
 )
 from experiments.command_line import run_reporting_errors
+from zaya_jax.training.workdir import claimed
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "cascade_small.py")
 
@@ -52,12 +53,12 @@ def main(argv: Sequence[str]) -> int:
             state = "finished" if is_finished(step, arguments.workdir) else "to do"
             print(f"{step.name:<24}{state:<10}{shlex.join(step.command(arguments.workdir)[1:])}")
         return 0
-    return run(steps, arguments.workdir)
+    with claimed(arguments.workdir):
+        return run(steps, arguments.workdir)
 
 
 def run(steps: Sequence[CascadeStep], workdir: Path) -> int:
     """Runs what is not finished, then writes the report; the first failure ends it."""
-    workdir.mkdir(parents=True, exist_ok=True)
     for step in steps:
         if is_finished(step, workdir):
             print(f"==> {step.name}: finished before", flush=True)

@@ -34,6 +34,7 @@ from zaya_jax.rl.environments.code_auxiliary.output_prediction import OutputPred
 from zaya_jax.rl.environments.exercises import EXERCISES, ExerciseEnvironment, Worked
 from zaya_jax.rl.environments.protocol import Environment, Problem
 from zaya_jax.rl.sandbox import Sandbox
+from zaya_jax.training.workdir import claimed
 
 RIGHT_SHARE = 0.45
 VOCABULARY = 640
@@ -70,7 +71,14 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--workdir", required=True, type=Path, help="folder to write into")
     folder = parser.parse_args(argv).workdir
-    (folder / "held_out").mkdir(parents=True, exist_ok=True)
+    with claimed(folder):
+        write(folder)
+    return 0
+
+
+def write(folder: Path) -> None:
+    """All files, into a folder that is there."""
+    (folder / "held_out").mkdir(exist_ok=True)
     traces = [row for name in ROWS if name != "say" for row in exercise_rows(name, ROWS[name])]
     lessons = [*traces, *exercise_rows("say", ROWS["say"]), *code_rows()]
     attempts = [row for name, count in ATTEMPTS.items() for row in attempt_rows(name, count)]
@@ -83,7 +91,6 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"wrote {len(lessons):,} lessons and {len(attempts):,} problems with attempts to {folder}"
     )
-    return 0
 
 
 def exercise_rows(name: str, count: int) -> Iterator[dict[str, Any]]:

@@ -42,6 +42,7 @@ from zaya_jax.inference.service import EngineService, ServiceError
 from zaya_jax.rl.errors import RLError
 from zaya_jax.training.config_file import split_overrides
 from zaya_jax.training.resolved import to_plain
+from zaya_jax.training.workdir import claimed
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "evaluation" / "demo.py")
 
@@ -58,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     arguments = parse(argv)
     try:
-        return evaluate(*arguments)
+        with claimed(arguments.workdir):
+            return evaluate(*arguments)
     except (RLError, RequestError, ServiceError) as error:
         raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
@@ -106,7 +108,6 @@ def evaluate(config: EvaluationConfig, workdir: Path, ttc: str) -> int:
             tasks[name] = make_task(own, Path(config.data), unsafe=config.unsafe)
             stack.callback(tasks[name].close)
         model = stack.enter_context(_model(config))
-        workdir.mkdir(parents=True, exist_ok=True)
         (workdir / "config.json").write_text(json.dumps(plain, indent=2) + "\n")
         jobs = [
             Job(name, tasks[name], own, make_method(ttc, model, config, own.sampling), ttc)

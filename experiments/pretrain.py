@@ -8,6 +8,7 @@ DIR gets `config.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and, at 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ from zaya_jax.training.startup import (
     restored_state,
 )
 from zaya_jax.training.validation import Validator
+from zaya_jax.training.workdir import claimed, make_workdir
 from zaya_jax.training.writers import MultiWriter, open_writers
 
 
@@ -82,7 +84,17 @@ def main(
 
 
 def pretrain(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
-    """Trains to the last step and reports; 128 + signal when a signal stopped it first."""
+    """Trains to the last step and reports; 128 + signal when a signal stopped it first.
+
+    Raises:
+      ConfigError: when another run has the folder, and for settings that do not fit together.
+    """
+    with claimed(workdir) if is_first_process() else contextlib.nullcontext():
+        return train_and_report(config, workdir, stop)
+
+
+def train_and_report(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
+    """The same in a folder that is this run's own."""
     clock = Clock()
     placement = choose_placement(
         config.mesh,
@@ -161,7 +173,7 @@ def plan(config: RunConfig, workdir: Path) -> int:
     facts = dry_run.plan(config)
     print(json.dumps(facts["config"], indent=2))
     print(dry_run.describe(facts))
-    workdir.mkdir(parents=True, exist_ok=True)
+    make_workdir(workdir)
     (workdir / "dry_run.json").write_text(json.dumps(facts, indent=2) + "\n")
     if not saved_steps(workdir / "checkpoints"):  # never over a real run's config
         save_config(config, workdir)

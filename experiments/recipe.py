@@ -26,6 +26,7 @@ from zaya_jax.data.tokenizer import tokenizer_of
 from zaya_jax.training.config_file import to_run_config
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.workdir import claimed
 
 STAGES = ("pretrain", "midtrain", "sft")
 PROBLEMS = 48  # held-out problems that are answered
@@ -41,6 +42,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--workdir", required=True, type=Path, help="folder for the three runs")
     workdir = parser.parse_args(argv).workdir
+    with claimed(workdir):
+        return run(workdir)
+
+
+def run(workdir: Path) -> int:
+    """The stages one after the other; the first failure ends it."""
     configs = {stage: to_run_config(small.get_config(stage)) for stage in STAGES}
     rows: list[dict[str, float | str]] = []
     previous = ""

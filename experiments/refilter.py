@@ -30,6 +30,7 @@ from zaya_jax.rl.prompts import PromptCodec
 from zaya_jax.rl.refilter import candidates, read_kept, run_pass, write_kept
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.workdir import claimed
 
 KEPT_FILE = "problems.jsonl"
 
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
         if arguments.dry_run:
             print(setup.refilter)
             return 0
-        refiltered(arguments.config, setup, first_variables(arguments.config), arguments.workdir)
+        with claimed(arguments.workdir):
+            variables = first_variables(arguments.config)
+            refiltered(arguments.config, setup, variables, arguments.workdir)
     except RLError as error:
         raise ConfigError(str(error)) from error
     return 0

@@ -35,6 +35,7 @@ from zaya_jax.training.config_file import to_run_config
 from zaya_jax.training.metrics_file import JsonlWriter
 from zaya_jax.training.report_plots import LinePlot, Series
 from zaya_jax.training.settings import RunConfig
+from zaya_jax.training.workdir import claimed
 
 IMITATION_STEPS = 150
 ARMS = {"replay on": True, "replay off": False}
@@ -55,13 +56,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=40, help="updates of each run")
     parser.add_argument("--seed", type=int, default=0, help="of weights, problems and samples")
     options = parser.parse_args(argv)
-    options.workdir.mkdir(parents=True, exist_ok=True)
     config = to_run_config(rl_small.get_config())
     train = dataclasses.replace(config.train, steps=options.steps, seed=options.seed)
     config = dataclasses.replace(config, train=train)
-    curves = compare(config, rl_small.get_rl(), options.workdir)
-    write_whole(options.workdir / "replay_mismatch.json", json.dumps(curves, indent=1) + "\n")
-    write_whole(options.workdir / "replay_mismatch.svg", svg_file(mismatch_plot(curves)))
+    with claimed(options.workdir):
+        curves = compare(config, rl_small.get_rl(), options.workdir)
+        write_whole(options.workdir / "replay_mismatch.json", json.dumps(curves, indent=1) + "\n")
+        write_whole(options.workdir / "replay_mismatch.svg", svg_file(mismatch_plot(curves)))
     print(summary(curves))
     return 0
 

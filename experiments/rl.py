@@ -46,6 +46,7 @@ from zaya_jax.training.placement import Placement
 from zaya_jax.training.resolved import to_plain
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.startup import Resumption, find_resumption
+from zaya_jax.training.workdir import claimed
 from zaya_jax.training.writers import MultiWriter
 
 SHOWN_ROLLOUTS = 4  # written out at every measurement
@@ -70,7 +71,10 @@ def main(argv: Sequence[str]) -> int:
 def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Placement) -> int:
     """Trains to the last step, measuring and saving on the way."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    with TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints:
+    with (
+        claimed(workdir),
+        TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints,
+    ):
         resumption = find_resumption(config, checkpoints)
         trainer = PolicyTrainer(
             config.model, config.optimizer, setup.loss, config.train.steps, placement
@@ -78,7 +82,6 @@ def reinforce(config: RunConfig, setup: RLSetup, workdir: Path, placement: Place
         variables = first_variables(config)
         setup = refiltered(config, setup, variables, workdir)
         stage = make_stage(config, setup, trainer, variables, tokenizer)
-        workdir.mkdir(parents=True, exist_ok=True)
         (workdir / "config.json").write_text(json.dumps(to_plain(config), indent=2) + "\n")
         checkpoints.set_aside_after(resumption.step if resumption else -1)
         with open_writer(config, workdir, resumption) as writer, contextlib.closing(stage):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from experiments.rl import reinforce
-from experiments.rl_start import trainer_placement
 from tests.rl.test_command import story, tiny
 from tests.rl.test_trainer import TRAINER, packed
 from tests.rl.tiny_policy import MODEL, variables
@@ -59,7 +58,8 @@ def test_a_run_may_begin_with_offloading_and_go_on_without(tmp_path: Path) -> No
         config, setup = tiny(steps)
         optimizer = dataclasses.replace(config.optimizer, offload_state=offload)
         config = dataclasses.replace(config, optimizer=optimizer)
-        assert reinforce(config, setup, tmp_path / name, trainer_placement(config, setup)) == 0
+        placement = Placement(config.model, None, offload_moments=offload)
+        assert reinforce(config, setup, tmp_path / name, placement) == 0
 
     run("plain", 6, offload=False)
     run("mixed", 2, offload=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from zaya_jax.checkpoint.tiers import last_finished
 from zaya_jax.training.metrics_file import MetricsError, read_metrics
+from zaya_jax.training.workdir import make_workdir
 
 LOG = "supervisor.jsonl"
 
@@ -29,7 +30,7 @@ class EventLog:
     """Appends one JSON object a line to WORKDIR/supervisor.jsonl."""
 
     def __init__(self, workdir: Path) -> None:
-        workdir.mkdir(parents=True, exist_ok=True)
+        make_workdir(workdir)
         self._path = workdir / LOG
 
     def write(self, event: str, **details: Any) -> None:
