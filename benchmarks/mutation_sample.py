@@ -2,61 +2,64 @@
 
     python benchmarks/mutation_sample.py --per-area 10 --seed 0
 
-An edit turns one comparison, operator, number or truth value into another. It is made in a copy of
-the tree; the tests of its area run there until the first failure. An edit that no test notices
-survives, and is printed with its line. Areas and their tests stand below. A reader decides whether
-a survivor is equivalent; the share counts it as a survivor all the same.
+An edit (`benchmarks/mutants.py` says which kinds there are) is made in a copy of the tree; the
+tests of its area run there, quick ones first, until the first failure. An edit that no test notices
+survives, and is printed with its line. Areas and their tests stand below. Edits that are listed as
+equivalent, each with its proof, are reported and count nowhere; any other survivor counts.
+`--list` prints what would be tried.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from mutants import ROOT, Mutant, mutants_of, reason_of
+
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "model": (
         tuple(
             f"zaya_jax/model/{name}.py"
-            for name in ("attention", "block", "cca", "experts", "norm", "rope", "router")
+            for name in (
+                *("attention", "block", "cca", "cca_parts", "experts", "gqa", "linear", "mla"),
+                *("norm", "outputs", "projection", "rope", "router", "transformer"),
+            )
         ),
-        ("tests/parity/test_transformers.py", "tests/model"),
+        ("tests/model", "tests/parity/test_transformers.py", "--golden"),
     ),
     "losses": (
         (
             "zaya_jax/training/loss.py",
-            "zaya_jax/rl/losses/dppo.py",
-            "zaya_jax/rl/losses/ppo.py",
+            *(
+                f"zaya_jax/rl/losses/{name}.py"
+                for name in ("cispo", "dppo", "gspo", "ppo", "tokens")
+            ),
             "zaya_jax/rl/aggregation.py",
             "zaya_jax/rl/length_reward.py",
         ),
         (
-            "tests/training/test_step.py",
-            "tests/rl/test_losses.py",
             "tests/rl/test_aggregation.py",
             "tests/rl/test_length_reward.py",
+            "tests/rl/test_losses.py",
+            "tests/training/test_step.py",
         ),
     ),
     "dispatch": (
-        ("zaya_jax/model/experts.py", "kernels_pallas/expert_buckets.py"),
-        ("tests/kernels_pallas/test_expert_mlp.py", "tests/model/test_transformer.py"),
+        tuple(f"kernels_pallas/{name}.py" for name in ("expert_buckets", "expert_dispatch")),
+        ("tests/kernels_pallas/test_expert_dispatch.py", "tests/kernels_pallas/test_expert_mlp.py"),
     ),
     "packing": (
         ("zaya_jax/data/packing.py", "zaya_jax/data/packing_plan.py", "zaya_jax/rl/packing.py"),
         (
-            "tests/data/test_packing.py",
-            "tests/data/test_packing_plan.py",
             "tests/rl/test_packing.py",
+            "tests/data/test_packing_plan.py",
+            "tests/data/test_packing.py",
         ),
     ),
     "sampling": (
@@ -64,95 +67,73 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/inference/test_sampling.py", "tests/inference/test_sample.py"),
     ),
 }
-_COMPARISONS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-}  # fmt: skip
-_OPERATORS = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-
-
-class Mutant(NamedTuple):
-    """One edit: the whole file with it, and what it did."""
-
-    file: str
-    source: str
-    what: str
 
 
 def main() -> int:
     """Draws and tries the mutants of every area; status 1 below the wanted share."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--per-area", type=int, default=10, help="mutants of each area")
     parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300, help="after which a mutant is killed")
+    parser.add_argument("--list", action="store_true", help="print the mutants and try none")
     arguments = parser.parse_args()
+    if arguments.list:
+        for area in arguments.areas:
+            for mutant in _drawn(area, arguments):
+                print(f"{area}: {mutant}{_why(mutant)}")
+        return 0
     killed = tried = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        names = ("zaya_jax", "kernels_pallas", "experiments", "tests", "pyproject.toml", "docs")
-        for name in names:
+        for name in (
+            "zaya_jax",
+            "kernels_pallas",
+            "experiments",
+            "tests",
+            "pyproject.toml",
+            "docs",
+        ):
             source = ROOT / name
             (shutil.copytree if source.is_dir() else _copy)(source, tree / name)
         for area in arguments.areas:
-            files, tests = AREAS[area]
-            if not _passes(tree, tests, arguments.seconds):
-                raise SystemExit(f"the tests of {area} fail without any edit")
-            mutants = [mutant for file in files for mutant in mutants_of(file)]
-            drawn = random.Random(f"{arguments.seed} {area}").sample(
-                mutants, min(arguments.per_area, len(mutants))
-            )
-            survivors = [mutant for mutant in drawn if _survives(tree, mutant, tests, arguments)]
-            killed, tried = killed + len(drawn) - len(survivors), tried + len(drawn)
-            print(f"{area}: {len(drawn) - len(survivors)} of {len(drawn)} noticed", flush=True)
-            for mutant in survivors:
-                print(f"  survived: {mutant.file}: {mutant.what}", flush=True)
-    print(f"{killed} of {tried} noticed ({killed / tried:.0%})")
+            noticed, counted = _try_area(area, tree, arguments)
+            killed, tried = killed + noticed, tried + counted
+    print(f"{killed} of {tried} noticed ({killed / max(tried, 1):.0%})")
     return 0 if killed >= 0.9 * tried else 1
 
 
-def mutants_of(file: str) -> Iterator[Mutant]:
-    """Every edit of a file, its annotations, docstrings and error texts left alone."""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    for index, node in enumerate(_nodes(tree)):
-        edited = copy.deepcopy(tree)
-        twin = list(_nodes(edited))[index]
-        before = ast.unparse(node)
-        if _edit(twin):
-            what = f"line {getattr(node, 'lineno', 0)}: {before} -> {ast.unparse(twin)}"
-            yield Mutant(file, ast.unparse(edited) + "\n", what)
+def _drawn(area: str, arguments: argparse.Namespace) -> list[Mutant]:
+    """The sample of an area; equal arguments and equal source give equal ones."""
+    mutants = [mutant for file in AREAS[area][0] for mutant in mutants_of(file)]
+    generator = random.Random(f"{arguments.seed} {area}")
+    return generator.sample(mutants, min(arguments.per_area, len(mutants)))
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that decide what is computed, in a fixed order."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list"):
+def _why(mutant: Mutant) -> str:
+    reason = reason_of(mutant)
+    return f"  (equivalent: {reason})" if reason else ""
+
+
+def _try_area(area: str, tree: Path, arguments: argparse.Namespace) -> tuple[int, int]:
+    """How many mutants of an area the tests noticed, and how many that could be noticed."""
+    tests = AREAS[area][1]
+    if not _passes(tree, tests, arguments.seconds):
+        raise SystemExit(f"the tests of {area} fail without any edit")
+    noticed = counted = 0
+    for mutant in _drawn(area, arguments):
+        if why := _why(mutant):
+            print(f"  not counted: {mutant}{why}", flush=True)
             continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.Raise | ast.Import | ast.ImportFrom):
-                continue
-            if isinstance(child, ast.AST):
-                yield child
-                yield from _nodes(child)
-
-
-def _edit(node: ast.AST) -> bool:
-    """Changes the node, if it is of a kind that can be changed."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
-        node.ops[0] = _COMPARISONS[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _OPERATORS:
-        node.op = _OPERATORS[type(node.op)]()
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        node.value = not node.value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        node.value = node.value + 1
-    else:
-        return False
-    return True
+        counted += 1
+        if _survives(tree, mutant, tests, arguments):
+            print(f"  survived: {mutant}", flush=True)
+        else:
+            noticed += 1
+    print(f"{area}: {noticed} of {counted} noticed", flush=True)
+    return noticed, counted
 
 
 def _survives(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -223,6 +225,33 @@ def test_parameters_are_gathered_one_layer_at_a_time():
         if leaf.ndim > 2
     }
     assert not any(f"[{shape}]" in result for shape in stacked for result in gathered)
+
+
+def test_the_loop_over_layers_keeps_no_experts_for_the_backward_pass():
+    """What a device makes of its experts would be as large as all layers' experts together."""
+    mesh = build_mesh(MeshConfig(**SPREAD), jax.devices()[:8])
+    model, state = Transformer(MODEL), _state()
+
+    def loss(params: Any, batch: Any) -> Any:
+        return loss_sums(model, params, state.balancing, batch).objective
+
+    with Placement(MODEL, mesh).in_force():
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(state.params, _batch()).jaxpr
+    forward = [loop for loop in _loops(jaxpr) if not loop.params["reverse"]]
+    hidden, width = MODEL.hidden_size, MODEL.expert_intermediate_size
+    kept = [out.aval.shape[-2:] for loop in forward for out in loop.outvars]
+    assert len(kept) > 10
+    assert not {(2 * width, hidden), (hidden, width)} & set(kept)
+
+
+def _loops(jaxpr: Any) -> Iterator[Any]:
+    """The outermost loops over layers."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan" and equation.params["length"] == MODEL.num_layers:
+            yield equation
+        else:
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from _loops(inner)
 
 
 @pytest.mark.parametrize(("function", "sizes"), [(GRADIENTS, SPREAD), (FORWARD, SPLIT)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zaya_jax.systems.hlo_traffic import Collective, collectives
+from zaya_jax.systems.hlo_traffic import Collective, collectives, hidden_share
 
 MESH = {"data": 2, "fsdp": 4}
 PROGRAM = """HloModule step
@@ -64,3 +64,23 @@ def test_transposed_groups_belong_to_the_outer_axis(groups: str):
 def test_groups_in_no_known_form_are_an_error():
     with pytest.raises(ValueError, match="cannot read the groups"):
         collectives(PROGRAM.replace("GROUPS", "??"), MESH)
+
+
+_ASYNCHRONOUS = """
+ENTRY %main (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0} parameter(0)
+  %gather-start = ((f32[8]{0}), f32[64]{0}) all-gather-start(%p), replica_groups={{0,1,2,3,4,5,6,7}}
+  %product = f32[8]{0} custom-call(%p), custom_call_target="__cublas$gemm"
+  %gather-done = f32[64]{0} all-gather-done(%gather-start)
+  %sum-start = f32[64]{0} all-reduce-start(%gather-done), replica_groups={{0,1,2,3,4,5,6,7}}
+  ROOT %sum-done = f32[64]{0} all-reduce-done(%sum-start)
+}
+"""
+
+
+def test_of_an_asynchronous_exchange_the_results_count_and_what_runs_meanwhile():
+    mesh = {"data": 8}
+    found = {one.kind: one.bytes_sent for one in collectives(_ASYNCHRONOUS, mesh)}
+    gathered, summed = 7 / 8 * 256, 2 * 7 / 8 * 256
+    assert found == {"all-gather": gathered, "all-reduce": summed}
+    assert hidden_share(_ASYNCHRONOUS, mesh) == pytest.approx(gathered / (gathered + summed))

@@ -26,6 +26,7 @@ from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.systems.hardware import hardware_names, load_hardware
 from zaya_jax.systems.memory import (
     device_memory,
+    host_bytes_per_token,
     kept_bytes_per_token,
     kept_outside_layers,
     leaf_sizes,
@@ -37,11 +38,13 @@ from zaya_jax.systems.storage import read_load, scatter_factor
 from zaya_jax.systems.traffic import bytes_sent
 from zaya_jax.training.loss import loss_sums
 from zaya_jax.training.placement import Placement
+from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.state import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "experiments" / "tiny_config.py")
 ONE = dict.fromkeys(MESH_AXES, 1)
+HOST_SPACE = jax.memory.Space.Host
 MI300X = load_hardware("mi300x")
 LARGE = dataclasses.replace(
     RUN,
@@ -92,8 +95,11 @@ def test_state_bytes_are_those_of_the_real_state(kind: OptimizerKind):
     assert device_memory(config, mesh).state == pytest.approx(found, abs=64)  # counters
 
 
-def _kept_bytes(model: ModelConfig, rows: int) -> int:
-    """Of everything that the backward pass of the real loss reads, parameters included."""
+def _kept_bytes(model: ModelConfig, rows: int, *, on_host: bool = False) -> int:
+    """Of everything that the backward pass of the real loss reads, parameters included.
+
+    On the device, or in host memory.
+    """
     network = Transformer(model)
     numbers = jax.ShapeDtypeStruct((rows, 64), jnp.int32)
     batch = dict.fromkeys(("tokens", "targets", "positions", "segment_ids"), numbers)
@@ -103,16 +109,56 @@ def _kept_bytes(model: ModelConfig, rows: int) -> int:
     def backward(params: Any, balancing: Any, batch: Any) -> Any:
         return jax.vjp(lambda p: loss_sums(network, p, balancing, batch).objective, params)[1]
 
-    kept = jax.eval_shape(backward, variables["params"], variables["balancing"], batch)
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(kept))
+    traced = jax.jit(backward).trace(variables["params"], variables["balancing"], batch)
+    kept = [x for x in traced.jaxpr.out_avals if (x.memory_space == HOST_SPACE) == on_host]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in kept)
 
 
-@pytest.mark.parametrize("remat", [RematPolicy.DOTS, RematPolicy.FULL])
+@pytest.mark.parametrize("remat", [RematPolicy.DOTS, RematPolicy.FULL, RematPolicy.OFFLOAD])
 def test_kept_activations_are_those_of_the_real_backward_pass(remat: RematPolicy):
     model = RUN.model.replace(remat=remat)
     found = (_kept_bytes(model, 2) - _kept_bytes(model, 1)) / 64
     expected = model.num_layers * kept_bytes_per_token(model, ONE) + kept_outside_layers(model)
     assert found == pytest.approx(expected, abs=32)  # token ids and the loss' sums
+    if remat is RematPolicy.OFFLOAD:
+        found = (_kept_bytes(model, 2, on_host=True) - _kept_bytes(model, 1, on_host=True)) / 64
+        assert found == model.num_layers * host_bytes_per_token(model)
+
+
+def test_offloading_moves_moments_and_layer_inputs_to_the_host_and_costs_time():
+    mesh = {**ONE, "data": 256, "fsdp": 4}
+    full = dataclasses.replace(LARGE, model=LARGE.model.replace(remat="full"))
+    inputs_there = dataclasses.replace(LARGE, model=LARGE.model.replace(remat="offload"))
+    carried = 4 * (full.model.hidden_size + full.model.router_hidden_size)
+    inputs = carried * full.model.num_layers * 4_096 * 4_096 // 1_024
+    moments = evaluate(LARGE, mesh, MI300X).memory.optimizer
+    for before, after, size in (
+        (LARGE, offloading_moments(LARGE), moments),
+        (full, inputs_there, inputs),
+    ):
+        plain, found = evaluate(before, mesh, MI300X), evaluate(after, mesh, MI300X)
+        assert (plain.memory.on_host, found.memory.on_host) == (0, size)
+        assert plain.memory.total - found.memory.total == size
+        exchange = plain.time.exchange_seconds | {"host": 2 * size / 64e9}
+        assert found.time.exchange_seconds == exchange
+        assert found.time.slowest > plain.time.slowest
+
+
+def test_moments_that_come_back_for_the_update_need_room():
+    """Of a short batch little is freed for them."""
+    short = dataclasses.replace(LARGE, data=dataclasses.replace(LARGE.data, batch_size=1))
+    short = dataclasses.replace(
+        short,
+        data=dataclasses.replace(short.data, sequence_length=64),
+        optimizer=dataclasses.replace(short.optimizer, kind=OptimizerKind.ADAMW),
+    )
+    memory = device_memory(offloading_moments(short), ONE)
+    assert memory.total >= memory.parameters + memory.gradients + memory.host_optimizer
+
+
+def offloading_moments(config: RunConfig) -> RunConfig:
+    optimizer = dataclasses.replace(config.optimizer, offload_state=True)
+    return dataclasses.replace(config, optimizer=optimizer)
 
 
 def test_data_parallel_traffic_is_flat_in_the_number_of_devices():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import ExpertDispatch, ModelConfig
+from zaya_jax.config import ExpertDispatch, ModelConfig, RematPolicy
 from zaya_jax.model import initialization
 from zaya_jax.parallel.expert_parallel import experts_on_mesh
 
@@ -48,4 +48,6 @@ class Experts(nn.Module):
             down,
             dispatch="dense" if config.expert_dispatch is ExpertDispatch.DENSE else "grouped",
             implementation=config.kernels.value,
+            # Where layers are repeated, so is their gathering.
+            gather_again=config.remat is RematPolicy.NONE,
         )

@@ -14,9 +14,12 @@ Bytes sent per device and layer: 2 * (expert - 1) * tokens * (hidden * itemsize 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
+import jax.extend
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.backend import Implementation
@@ -33,8 +36,21 @@ def experts_on_mesh(
     *,
     dispatch: Dispatch,
     implementation: Implementation,
+    gather_again: bool,
 ) -> Float[Array, "batch seq hidden"]:
-    """`expert_mlp` of every token, on the mesh in force or, without one, on one device."""
+    """`expert_mlp` of every token, on the mesh in force or, without one, on one device.
+
+    Args:
+      x: of all tokens, skipped ones too.
+      class_index: see `expert_mlp`, as for what follows.
+      gate: factor of each output.
+      gate_up: as declared; on a mesh a device holds a part.
+      down: the same.
+      dispatch: see `expert_mlp`.
+      implementation: see `expert_mlp`.
+      gather_again: the backward pass gathers weights anew. Otherwise a loop over layers keeps what
+        it made of them, which is all layers' experts, whole, once more in memory.
+    """
     hidden = x.shape[-1]
     mesh = current_mesh()
     if mesh is None:
@@ -50,7 +66,19 @@ def experts_on_mesh(
         )
         return output.reshape(x.shape)
 
+    function = _across(mesh, dispatch, implementation)
+    if gather_again:
+        function = jax.checkpoint(function, policy=_keeps, prevent_cse=False)
+    return function(x, class_index, gate, gate_up, down)
+
+
+def _across(
+    mesh: Mesh | AbstractMesh, dispatch: Dispatch, implementation: Implementation
+) -> Callable[..., Array]:
+    """The same function of arrays that are spread over a mesh."""
+
     def on_device(x: Array, class_index: Array, gate: Array, gate_up: Array, down: Array) -> Array:
+        hidden = x.shape[-1]
         # The gate and up rows of the same channels: [experts, 2, width, hidden], then flat again.
         gate_up = jax.lax.all_gather(gate_up, "fsdp", axis=3, tiled=True)
         gate_up = gate_up.reshape(gate_up.shape[0], -1, hidden)
@@ -68,21 +96,29 @@ def experts_on_mesh(
         )
         return jax.lax.psum(output, "tensor").reshape(x.shape)
 
-    # [experts, 2 * width, hidden] -> [experts, 2, width, hidden]
-    gate_up = gate_up.reshape(gate_up.shape[0], 2, -1, hidden)
-    return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(
-            TOKENS,
-            TOKENS,
-            TOKENS,
-            PartitionSpec("expert", None, "tensor", "fsdp"),
-            PartitionSpec("expert", "fsdp", "tensor"),
-        ),
-        out_specs=TOKENS,
-        check_vma=False,
-    )(x, class_index, gate, gate_up, down)
+    def on_mesh(x: Array, class_index: Array, gate: Array, gate_up: Array, down: Array) -> Array:
+        # [experts, 2 * width, hidden] -> [experts, 2, width, hidden]
+        gate_up = gate_up.reshape(gate_up.shape[0], 2, -1, gate_up.shape[2])
+        return jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(
+                TOKENS,
+                TOKENS,
+                TOKENS,
+                PartitionSpec("expert", None, "tensor", "fsdp"),
+                PartitionSpec("expert", "fsdp", "tensor"),
+            ),
+            out_specs=TOKENS,
+            check_vma=False,
+        )(x, class_index, gate, gate_up, down)
+
+    return on_mesh
+
+
+def _keeps(primitive: jax.extend.core.Primitive, *_: object, **__: object) -> bool:
+    """Whether the backward pass finds a result of the forward pass instead of making it again."""
+    return primitive.name not in ("all_gather", "reshape")
 
 
 def _exchange(

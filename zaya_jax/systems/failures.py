@@ -33,7 +33,9 @@ class Response:
 
 
 RESPONSES: dict[Failure, Response] = {
-    Failure.OUT_OF_MEMORY: Response(True, "mesh.fsdp, train.microbatches or model.remat=full"),
+    Failure.OUT_OF_MEMORY: Response(
+        True, "mesh.fsdp, train.microbatches, model.remat or optimizer.offload_state"
+    ),
     Failure.DISK_FULL: Response(False, "make room, then run the same command"),
     Failure.NON_FINITE_LOSS: Response(False, "guard.policy=skip or rewind, or a lower rate"),
     Failure.DATA: Response(False, "mend or leave out what the message names"),

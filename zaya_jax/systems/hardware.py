@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from zaya_jax.config import ConfigError
 
@@ -29,7 +30,13 @@ class Hardware:
     gemm_plateau_gflop: float  # work of one product below which devices do not reach their best
     head_dim_multiple: int
     vocab_multiple: int
+    compiler: dict[str, Any]  # what XLA asks of a GPU that it compiles for
     sources: dict[str, str]
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory of one device that a plan may fill: libraries and fragments take the rest."""
+        return int(0.9 * self.memory_gb * 1e9)
 
     def fabric_gb_s(self, devices: int) -> float:
         """Bytes a device can send to the others of a group within a node, 10^9 per second.

@@ -9,14 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 _ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "f64": 8, "pred": 1, "s8": 1}
 _ITEM_BYTES |= {"u8": 1, "s16": 2, "u16": 2, "s64": 8, "u64": 8}
 _KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_OPERATION = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(?:-start)?\(")
+_OPERATION = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(-start)?\(")
+_NAME = re.compile(r"^ *(?:ROOT )?(%[\w.\-]+) =")
+_WAITS = re.compile(r"-done\((%[\w.\-]+)")
+# What takes long on a GPU: products, kernels of ours or of a library, loops.
+_WORK = re.compile(r" (?:dot|while|custom-call)\(|kind=kCustom")
 _CALLS = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?((?:%[\w.\-]+(?:, )?)+)\}?")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _HEAD = re.compile(r"^(ENTRY )?(%[\w.\-]+) .*\{$")
@@ -34,20 +39,83 @@ class Collective:
 
 def collectives(program: str, mesh: Mapping[str, int]) -> list[Collective]:
     """All exchanges of a program between at least two devices, largest first."""
-    bodies, entry = computations(program)
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
+    for one in _exchanges(program, mesh):
+        count, size = totals.get((one.kind, one.axes), (0, 0.0))
+        totals[one.kind, one.axes] = (count + one.times, size + one.bytes_sent)
+    found = [Collective(*key, *value) for key, value in totals.items()]
+    return sorted(found, key=lambda one: -one.bytes_sent)
+
+
+def hidden_share(program: str, mesh: Mapping[str, int]) -> float:
+    """Share of the bytes sent that travel while the device has other work.
+
+    An exchange is hidden when its start and its end stand apart in the schedule, with a product, a
+    kernel or a loop between them. 0 for a program without asynchronous exchanges.
+    """
+    hidden: set[str] = set()
+    bodies, _ = computations(program)
+    for lines in bodies.values():
+        hidden |= _hidden_starts(lines)
+    sent = {True: 0.0, False: 0.0}
+    for one in _exchanges(program, mesh):
+        sent[one.name in hidden] += one.bytes_sent
+    return sent[True] / max(sum(sent.values()), 1.0)
+
+
+def _hidden_starts(lines: Sequence[str]) -> set[str]:
+    """Names of the asynchronous operations of a computation that end after other work."""
+    waiting: dict[str, bool] = {}  # started, not ended: whether work came since
+    hidden = set()
+    for line in lines:
+        if ended := _WAITS.search(line):
+            if waiting.pop(ended.group(1), False):
+                hidden.add(ended.group(1))
+        elif "-start(" in line:
+            if name := _NAME.match(line):
+                waiting[name.group(1)] = False
+        elif _WORK.search(line):
+            waiting = dict.fromkeys(waiting, True)
+    return hidden
+
+
+class _Exchange(NamedTuple):
+    """One line of the program: what it sends, as often as it runs."""
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    times: int
+    bytes_sent: float
+
+
+def _exchanges(program: str, mesh: Mapping[str, int]) -> Iterator[_Exchange]:
+    bodies, entry = computations(program)
     for line, times in _executed(bodies, entry, 1):
         match = _OPERATION.search(line)
         if match is None:
             continue
-        shape, kind = match.groups()
+        shape, kind, starts = match.groups()
         axes, members = group_of(line, kind, mesh)
         if members > 1:
+            if starts and kind != "all-reduce":
+                shape = _results_of_start(shape)
+            name = _NAME.match(line)
             sent = times * _ring_bytes(kind, _shape_bytes(shape), members)
-            count, size = totals.get((kind, axes), (0, 0.0))
-            totals[kind, axes] = (count + times, size + sent)
-    found = [Collective(*key, *value) for key, value in totals.items()]
-    return sorted(found, key=lambda one: -one.bytes_sent)
+            yield _Exchange(name.group(1) if name else "", kind, axes, times, sent)
+
+
+def _results_of_start(shape: str) -> str:
+    """The second part of `(operands, results, ...)`; either may be a tuple itself."""
+    depth, parts, begin = 0, [], 1
+    for place, letter in enumerate(shape):
+        depth += (letter in "([{") - (letter in ")]}")
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(shape[begin:place])
+            begin = place + 1
+        if depth == 0:
+            break
+    return parts[1] if len(parts) > 1 else shape
 
 
 def computations(program: str) -> tuple[dict[str, list[str]], str]:

@@ -38,6 +38,8 @@ class Memory:
     activations: int  # kept from the forward for the backward pass
     gathered_parameters: int  # whole layers' parameters that fsdp keeps for the backward pass
     workspace: int  # LM head, and one layer at a time
+    host_optimizer: int = 0  # moments that wait in host memory for the update
+    host_activations: int = 0  # layers' inputs that wait there for the backward pass
 
     @property
     def state(self) -> int:
@@ -46,8 +48,13 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of all categories."""
-        return sum(dataclasses.asdict(self).values())
+        """The sum of the device's own categories."""
+        return sum(dataclasses.asdict(self).values()) - self.on_host
+
+    @property
+    def on_host(self) -> int:
+        """What the host keeps for the device."""
+        return self.host_optimizer + self.host_activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,19 +106,36 @@ def device_memory(config: RunConfig, mesh: dict[str, int]) -> Memory:
     # biases, two moments of them, and the counters of step, schedules and random stream
     balancing = MASTER_BYTES * (3 * biases)
     layers = [leaf for leaf in leaves if leaf.path[1] == "layers"]
-    keeps_gathered = mesh["fsdp"] > 1 and model.remat is not RematPolicy.FULL
-    gathered = sum(leaf.numbers_gathered for leaf in layers) if keeps_gathered else 0
+    is_split = mesh["fsdp"] > 1
+    keeps_gathered = is_split and not model.remat.repeats_layers
+    # Experts are gathered again for the backward pass, the rest is kept as the products read it.
+    kept = sum(leaf.numbers_gathered for leaf in layers if "experts" not in leaf.path)
+    gathered = activation_bytes(model) * kept if keeps_gathered else 0
     batch_bytes = sum(np.dtype(dtype).itemsize for dtype in BATCH_DTYPES.values())
-    return Memory(
+    memory = Memory(
         parameters=parameters,
-        gradients=parameters,
+        # XLA's programs for GPUs hold them twice, laid out for the exchange and for the optimiser.
+        gradients=2 * parameters if is_split and model.remat is RematPolicy.NONE else parameters,
         optimizer=_optimizer_bytes(config, leaves),
         balancing=balancing,
         batch=tokens * config.train.microbatches * batch_bytes,
         activations=tokens
         * (model.num_layers * kept_bytes_per_token(model, mesh) + kept_outside_layers(model)),
-        gathered_parameters=MASTER_BYTES * gathered,
+        gathered_parameters=gathered,
         workspace=_workspace(model, mesh, tokens, layers),
+        host_activations=tokens * model.num_layers * host_bytes_per_token(model),
+    )
+    return _with_moments_on_host(memory) if config.optimizer.offload_state else memory
+
+
+def _with_moments_on_host(memory: Memory) -> Memory:
+    """The same with offloading: moments come for the update, when activations have made room."""
+    room = memory.activations + memory.gathered_parameters + memory.workspace
+    return dataclasses.replace(
+        memory,
+        optimizer=0,
+        host_optimizer=memory.optimizer,
+        workspace=memory.workspace + max(0, memory.optimizer - room),
     )
 
 
@@ -123,10 +147,12 @@ def tokens_per_device(config: RunConfig, mesh: dict[str, int]) -> int:
 
 
 def kept_bytes_per_token(model: ModelConfig, mesh: dict[str, int]) -> int:
-    """Bytes of one token and layer that the backward pass reads again."""
-    size = np.dtype(np.float32).itemsize if model.activation_dtype == "float32" else 2
+    """Bytes of one token and layer that a device keeps for the backward pass."""
+    size = activation_bytes(model)
     tensor = mesh["tensor"]
-    carried = MASTER_BYTES * (model.hidden_size + model.router_hidden_size)
+    carried = _carried_bytes(model)
+    if model.remat is RematPolicy.OFFLOAD:
+        return 0
     if model.remat is RematPolicy.FULL:
         return carried
     channels = model.query_size + 2 * model.kv_size
@@ -140,7 +166,24 @@ def kept_bytes_per_token(model: ModelConfig, mesh: dict[str, int]) -> int:
     # Besides the products: two normalised inputs, latents before and after the convolutions and
     # RoPE, attention's output, the second residual, the experts' input and output.
     elementwise = 4 * model.hidden_size + 3 * channels
+    # A device has room for all tokens of every peer, and keeps what its experts made of them.
+    received = model.hidden_size + 3 * model.expert_intermediate_size // tensor
+    elementwise += (mesh["expert"] - 1) * received
     return carried + size * (products + elementwise) + 2 * router + MASTER_BYTES * model.hidden_size
+
+
+def activation_bytes(model: ModelConfig) -> int:
+    """Of one number between layers."""
+    return MASTER_BYTES if model.activation_dtype == "float32" else 2
+
+
+def host_bytes_per_token(model: ModelConfig) -> int:
+    """Bytes of one token and layer that the host keeps for the backward pass."""
+    return _carried_bytes(model) if model.remat is RematPolicy.OFFLOAD else 0
+
+
+def _carried_bytes(model: ModelConfig) -> int:
+    return MASTER_BYTES * (model.hidden_size + model.router_hidden_size)
 
 
 def kept_outside_layers(model: ModelConfig) -> int:
@@ -164,13 +207,17 @@ def _optimizer_bytes(config: RunConfig, leaves: list[LeafSize]) -> int:
 def _workspace(
     model: ModelConfig, mesh: dict[str, int], tokens: int, layers: list[LeafSize]
 ) -> int:
-    """The larger of what the LM head and one layer need while they run."""
-    table = model.vocab_size * model.hidden_size
-    head = MASTER_BYTES * (2 * min(tokens, _HEAD_CHUNK) * model.vocab_size + table)
-    head += MASTER_BYTES * table if mesh["fsdp"] * mesh["tensor"] > 1 else 0
+    """What the LM head and one layer need while they run: the larger.
+
+    With fsdp both: the table's gradient waits for its exchange while layers go backwards.
+    """
+    table = MASTER_BYTES * model.vocab_size * model.hidden_size
+    head = MASTER_BYTES * 2 * min(tokens, _HEAD_CHUNK) * model.vocab_size + table
+    head += table if mesh["fsdp"] * mesh["tensor"] > 1 else 0
     one_layer = sum(leaf.numbers_gathered for leaf in layers) // model.num_layers
     none = model.replace(remat=RematPolicy.NONE)
     recomputed = tokens * kept_bytes_per_token(none, mesh)
     # Room for all tokens of every peer, in both directions.
     exchange = 2 * (mesh["expert"] - 1) * tokens * model.hidden_size * MASTER_BYTES
-    return max(head, 2 * MASTER_BYTES * one_layer + recomputed + exchange)
+    layer = 2 * MASTER_BYTES * one_layer + recomputed + exchange
+    return head + table + layer if mesh["fsdp"] > 1 else max(head, layer)

@@ -10,10 +10,10 @@ from jax.sharding import AbstractMesh, AxisType
 
 from zaya_jax.config import ConfigError
 from zaya_jax.parallel.mesh import check_model_fits
-from zaya_jax.parallel.settings import MESH_AXES
+from zaya_jax.parallel.settings import MESH_AXES, MeshConfig
 from zaya_jax.systems.hardware import Hardware
 from zaya_jax.systems.memory import Memory, device_memory
-from zaya_jax.systems.step_time import StepTime, predict
+from zaya_jax.systems.step_time import HOST, StepTime, predict
 from zaya_jax.systems.traffic import bytes_sent
 from zaya_jax.training.settings import RunConfig
 
@@ -43,8 +43,22 @@ def evaluate(config: RunConfig, mesh: dict[str, int], hardware: Hardware) -> Can
     check_model_fits(abstract, config.model, batch=rows, sequence=config.data.sequence_length)
     memory = device_memory(config, mesh)
     sent = bytes_sent(config, mesh)
+    if memory.on_host:  # there and back
+        times = config.train.microbatches
+        sent[HOST] = 2.0 * (memory.host_optimizer + times * memory.host_activations)
     time = predict(config, mesh, hardware, memory, sent)
-    return Candidate(mesh, memory, sent, time, memory.total < 0.9 * hardware.memory_gb * 1e9)
+    return Candidate(mesh, memory, sent, time, memory.total < hardware.room_bytes)
+
+
+def candidates(config: RunConfig, devices: int, hardware: Hardware, count: int) -> list[Candidate]:
+    """The config's mesh if it names one, otherwise the best there are.
+
+    Raises:
+      ConfigError: when the mesh, or every mesh, does not fit devices, model and batch.
+    """
+    if config.mesh == MeshConfig():
+        return best_meshes(config, devices, hardware, count)
+    return [evaluate(config, config.mesh.sizes(devices), hardware)]
 
 
 def best_meshes(config: RunConfig, devices: int, hardware: Hardware, count: int) -> list[Candidate]:

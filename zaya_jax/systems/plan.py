@@ -6,6 +6,7 @@
 Plans the mesh of the config when it names one (`--config.mesh.fsdp=8`), otherwise the best meshes
 it finds. Everything is closed form unless `--compile` is given: then XLA partitions the real
 training step over as many virtual devices, and its memory and exchanges stand beside the formulas'.
+`--compile gpu` uses XLA's compiler for the hardware itself, which need not be there (extra `aot`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from zaya_jax.systems import compiled
 from zaya_jax.systems.command import make_parser, parse_with_config
 from zaya_jax.systems.hardware import Hardware, hardware_names, load_hardware
 from zaya_jax.systems.memory import device_memory
-from zaya_jax.systems.mesh_search import Candidate, best_meshes, evaluate
+from zaya_jax.systems.mends import find_shortage
+from zaya_jax.systems.mesh_search import Candidate, candidates
 from zaya_jax.systems.plan_report import print_plan
 from zaya_jax.systems.storage import read_load, save_seconds
 from zaya_jax.training.settings import RunConfig
@@ -37,10 +39,10 @@ def main(argv: Sequence[str]) -> int:
     hardware = load_hardware(arguments.hardware)
     if arguments.devices < 1:
         raise ConfigError(f"--devices={arguments.devices}: must be at least 1")
-    candidates = _candidates(config, arguments.devices, hardware, arguments.meshes)
-    facts = plan_facts(config, hardware, candidates, arguments)
+    found = candidates(config, arguments.devices, hardware, arguments.meshes)
+    facts = plan_facts(config, hardware, found, arguments)
     if arguments.compile:
-        facts["compiled"] = _compile(config, candidates[0], arguments.devices)
+        facts["compiled"] = _compile(config, found[0], arguments)
     if arguments.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -51,17 +53,18 @@ def main(argv: Sequence[str]) -> int:
 def plan_facts(
     config: RunConfig,
     hardware: Hardware,
-    candidates: list[Candidate],
+    found: list[Candidate],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """Everything the plan says, as plain values."""
-    best = candidates[0]
+    best = found[0]
+    shortage = find_shortage(config, arguments.devices, hardware, best)
     sequence = config.data.sequence_length
     tokens = config.data.batch_size * sequence
     budget = arguments.tokens or tokens * config.train.steps
     writers = max(arguments.devices // hardware.devices_per_node, 1)
     whole = device_memory(config, dict.fromkeys(MESH_AXES, 1))
-    state = whole.parameters + whole.optimizer + whole.balancing
+    state = whole.parameters + whole.optimizer + whole.host_optimizer + whole.balancing
     seconds = arguments.step_seconds or best.time.slowest
     reads = read_load(
         config.data.batch_size,
@@ -77,7 +80,8 @@ def plan_facts(
         "tokens_per_step": tokens,
         "training_flops_per_token": training_flops_per_token(config.model, sequence),
         "budget_tokens": budget,
-        "meshes": [_candidate_facts(one, config, hardware, budget, tokens) for one in candidates],
+        "meshes": [_candidate_facts(one, config, hardware, budget, tokens) for one in found],
+        "shortage": None if shortage is None else dataclasses.asdict(shortage),
         "checkpoint": {
             "bytes": state,
             "writers": writers,
@@ -97,6 +101,7 @@ def _candidate_facts(
         "bytes": dataclasses.asdict(memory),
         "total_bytes": memory.total,
         "state_bytes": memory.state,
+        "host_bytes": memory.on_host,
         "sent_bytes": one.sent,
         "exchange_seconds": time.exchange_seconds,
         "products_seconds": [time.plateau_seconds, time.sized_seconds],
@@ -113,16 +118,14 @@ def _candidate_facts(
     }
 
 
-def _candidates(config: RunConfig, devices: int, hardware: Hardware, count: int) -> list[Candidate]:
-    if config.mesh == MeshConfig():
-        return best_meshes(config, devices, hardware, count)
-    return [evaluate(config, config.mesh.sizes(devices), hardware)]
-
-
-def _compile(config: RunConfig, best: Candidate, devices: int) -> dict[str, Any]:
-    compiled.use_virtual_devices(devices)
-    found = compiled.compile_step(dataclasses.replace(config, mesh=MeshConfig(**best.mesh)))
-    return dataclasses.asdict(found)
+def _compile(config: RunConfig, best: Candidate, arguments: argparse.Namespace) -> dict[str, Any]:
+    config = dataclasses.replace(config, mesh=MeshConfig(**best.mesh))
+    if arguments.compile == "gpu":
+        found = compiled.compile_step(config, arguments.hardware, arguments.devices)
+    else:
+        compiled.use_virtual_devices(arguments.devices)
+        found = compiled.compile_step(config)
+    return dataclasses.asdict(found) | {"backend": arguments.compile}
 
 
 def _parser() -> Parser:
@@ -142,7 +145,11 @@ def _parser() -> Parser:
         "--storage-gb-s", type=float, default=12.5, help="GB/s one node writes checkpoints with"
     )
     parser.add_argument(
-        "--compile", action="store_true", help="partition the real step over N virtual devices"
+        "--compile",
+        nargs="?",
+        const="cpu",
+        choices=("cpu", "gpu"),
+        help="partition the real step over N virtual devices; gpu: by the compiler for --hardware",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser

@@ -33,11 +33,17 @@ def print_plan(facts: dict[str, Any]) -> None:
             for one in meshes
         ],
     )
+    if facts["shortage"] is not None:
+        print("\n" + _shortage(facts["shortage"]))
     first = meshes[0]
     print_table(
         f"\nmemory of one device: {mesh_name(first['mesh'])}",
         ("category", "bytes"),
-        [(name.replace("_", " "), readable_bytes(size)) for name, size in first["bytes"].items()],
+        [
+            (_CATEGORIES.get(name, name.replace("_", " ")), readable_bytes(size))
+            for name, size in first["bytes"].items()
+            if size or name not in _CATEGORIES
+        ],
     )
     seconds = first["exchange_seconds"]
     print_table(
@@ -56,6 +62,28 @@ def print_plan(facts: dict[str, Any]) -> None:
         _print_compiled(first, facts["compiled"])
 
 
+# Shown only where there is something in them.
+_CATEGORIES = {
+    "host_optimizer": "on the host: optimizer",
+    "host_activations": "on the host: activations",
+}
+
+
+def _shortage(shortage: dict[str, Any]) -> str:
+    needed, room = shortage["needed_bytes"], shortage["room_bytes"]
+    more = readable_bytes(needed - room)
+    text = (
+        f"it does not fit: a device needs {readable_bytes(needed)}, {more} more than the "
+        f"{readable_bytes(room)} (90% of its memory) that a plan fills"
+    )
+    if shortage["changes"]:
+        return "\n  ".join([f"{text}; any of these would do:", *shortage["changes"]])
+    return (
+        f"{text}; no setting makes it fit: take a smaller model, shorter sequences "
+        "(--config.data.sequence_length), or hardware with more memory"
+    )
+
+
 def _print_storage(facts: dict[str, Any]) -> None:
     checkpoint, storage = facts["checkpoint"], facts["storage"]
     print(
@@ -70,25 +98,35 @@ def _print_storage(facts: dict[str, Any]) -> None:
     )
 
 
+_PLACES = {"cpu": "virtual devices", "gpu": "GPUs that need not be there"}
+
+
 def _print_compiled(first: dict[str, Any], compiled: dict[str, Any]) -> None:
     found, expected = compiled["argument_bytes"], first["state_bytes"]
+    is_gpu = compiled["backend"] == "gpu"
+    planned = first["total_bytes"] - expected
+    temporary = [("temporary", *_compared(compiled["temporary_bytes"], planned))] if is_gpu else []
     sent: dict[str, float] = {}
     for one in compiled["collectives"]:
         axes = "+".join(one["axes"])
         sent[axes] = sent.get(axes, 0.0) + one["bytes_sent"]
     print_table(
-        "\ncompiled over virtual devices, beside the formulas",
+        f"\ncompiled over {_PLACES[compiled['backend']]}, beside the formulas",
         ("one device", "compiled", "formula", "difference"),
         [
             ("state and batch", *_compared(found, expected)),
+            *temporary,
             *(
                 (f"sent over {axes}", *_compared(size, first["sent_bytes"].get(axes, 0.0)))
                 for axes, size in sorted(sent.items(), key=lambda pair: -pair[1])
             ),
         ],
     )
-    temporary = readable_bytes(compiled["temporary_bytes"])
-    print(f"temporary memory of the CPU program, which keeps attention's scores: {temporary}")
+    if is_gpu:
+        print(f"{compiled['hidden_share']:.0%} of these bytes are sent while there is other work")
+    else:
+        needed = readable_bytes(compiled["temporary_bytes"])
+        print(f"temporary memory of the CPU program, which keeps attention's scores: {needed}")
 
 
 def _compared(found: float, expected: float) -> tuple[str, str, str]:

@@ -145,7 +145,7 @@ def _fits(config: RunConfig, mesh: dict[str, int], hardware: Hardware) -> Findin
         f"{total:,.1f} of 0.9 x {hardware.memory_gb:g} GB"
     )
     holds = total <= room
-    mend = "" if holds else "mesh.fsdp, train.microbatches or model.remat=full"
+    mend = "" if holds else "mesh.fsdp, train.microbatches, model.remat or optimizer.offload_state"
     return Finding("a device's memory holds its part", holds, text, mend)
 
 

@@ -26,6 +26,8 @@ from zaya_jax.systems.memory import (
 from zaya_jax.training.settings import RunConfig
 
 _OVERLAP = 0.5  # share of an exchange that hides behind products: an assumption
+HOST = "host"  # what an exchange with the host's memory is called among those over axes
+_HOST_GB_S = 64  # PCIe 5.0 with 16 lanes, one way: what all listed hardware has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class StepTime:
     plateau_seconds: float
     sized_seconds: float
     memory_seconds: float
-    exchange_seconds: dict[str, float]  # by mesh axis, none of it hidden
+    exchange_seconds: dict[str, float]  # by mesh axis and with the host, none of it hidden
     model_flops: float  # per device, without recomputation
 
     @property
@@ -64,7 +66,10 @@ class StepTime:
         clocks = {
             "matrix products": self.sized_seconds,
             "memory": self.memory_seconds,
-            **{f"exchange over {axis}": t for axis, t in self.exchange_seconds.items()},
+            **{
+                f"exchange {'with the' if axis == HOST else 'over'} {axis}": seconds
+                for axis, seconds in self.exchange_seconds.items()
+            },
         }
         return max(clocks, key=lambda name: clocks[name])
 
@@ -112,7 +117,8 @@ def predict(
     flops = training_flops_per_token(model, config.data.sequence_length) * tokens / mesh["tensor"]
     # Parameters, gradients and moments read and written once; activations written once, read twice.
     none = model.replace(remat=RematPolicy.NONE)
-    moved = 2 * (memory.parameters + memory.optimizer) + memory.gradients
+    moments = memory.optimizer + memory.host_optimizer
+    moved = 2 * (memory.parameters + moments) + memory.gradients
     moved += 3 * tokens * model.num_layers * kept_bytes_per_token(none, mesh)
     return StepTime(
         plateau_seconds=plateau,
@@ -126,7 +132,7 @@ def predict(
 
 
 def axis_seconds(axis: str, size: float, mesh: dict[str, int], hardware: Hardware) -> float:
-    """Seconds in which a device sends its bytes over an axis.
+    """Seconds in which a device sends its bytes over an axis, or to its host and back.
 
     Inner axes are neighbours in the machine. A group within a node uses the node's fabric. One that
     spans nodes works in two levels, within the node and then between the nodes' equal ranks: each
@@ -134,6 +140,8 @@ def axis_seconds(axis: str, size: float, mesh: dict[str, int], hardware: Hardwar
     """
     if size == 0:
         return 0.0
+    if axis == HOST:
+        return size / (_HOST_GB_S * 1e9)
     names = list(mesh)
     stride = 1
     for inner in names[names.index(axis) + 1 :]:

@@ -8,15 +8,15 @@ whole array:
     all-to-all                   (n - 1) / n * S, S being what one device holds
     point to point               S
 
-Parameters and gradients travel as float32, activations in `model.activation_dtype`. What is small
-is left out: norms of the gradient, loss sums, counts of the router.
+Gradients travel as float32, activations and gathered parameters in `model.activation_dtype`. What
+is small is left out: norms of the gradient, loss sums, counts of the router.
 """
 
 from __future__ import annotations
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ModelConfig, RematPolicy
 from zaya_jax.parallel.settings import MESH_AXES
-from zaya_jax.systems.memory import MASTER_BYTES, leaf_sizes, tokens_per_device
+from zaya_jax.systems.memory import MASTER_BYTES, activation_bytes, leaf_sizes, tokens_per_device
 from zaya_jax.training.settings import RunConfig
 
 
@@ -38,11 +38,15 @@ def bytes_sent(config: RunConfig, mesh: dict[str, int]) -> dict[str, float]:
     reduced = MASTER_BYTES * sum(uses[leaf.path] * leaf.numbers_here for leaf in leaves)
     sent["data"] = 2 * ring_share(mesh["data"]) * reduced
     split = [leaf for leaf in leaves if leaf.numbers_gathered > leaf.numbers_here]
-    gathered = MASTER_BYTES * sum(uses[leaf.path] * leaf.numbers_gathered for leaf in split)
     whole = own - MASTER_BYTES * sum(leaf.numbers_here for leaf in split)
-    # Forward, once more where the backward pass repeats the layer, and the gradients back.
-    passes = 3 if model.remat.repeats_layers else 2
-    sent["fsdp"] = ring_share(mesh["fsdp"]) * (passes * microbatches * gathered + 2 * whole)
+    # Gathered as products read them, experts once more for the backward pass and, where layers are
+    # repeated, everything twice more; gradients go back as they are summed.
+    for leaf in split:
+        again = "experts" in leaf.path
+        gathers = (1 + again) if model.remat is RematPolicy.NONE else 3
+        bytes_each = gathers * activation_bytes(model) + MASTER_BYTES
+        sent["fsdp"] += microbatches * uses[leaf.path] * bytes_each * leaf.numbers_gathered
+    sent["fsdp"] = ring_share(mesh["fsdp"]) * (sent["fsdp"] + 2 * whole)
     per_layer = _layer_bytes(model, mesh, tokens)
     for axis, size in per_layer.items():
         sent[axis] += model.num_layers * microbatches * size
