@@ -18,8 +18,7 @@ def test_devices_come_in_whole_nodes():
 
 @pytest.mark.parametrize("name", hardware_names())
 def test_without_a_compiler_the_error_says_what_to_install(name: str):
-    for module in ("xla_cuda12", "xla_rocm7"):
-        if importlib.util.find_spec(f"jax_plugins.{module}"):
-            pytest.skip("this JAX can compile for GPUs")
+    if importlib.util.find_spec("jax_plugins"):
+        pytest.skip("this JAX can compile for GPUs")
     with pytest.raises(ConfigError, match=r"--compile=gpu: JAX has no compiler .* pip install"):
         absent_devices(load_hardware(name), 8)
