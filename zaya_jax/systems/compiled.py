@@ -90,6 +90,7 @@ def compile_step(config: RunConfig, gpus: str = "", count: int = 1) -> CompiledS
     shardings = placement.shardings(state)
     if placement.mesh is None and devices is not None:
         state, batch = _on(devices[0], state), _on(devices[0], batch)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step = jax.jit(
         placement.between_steps(functools.partial(train_step, config)),
         donate_argnums=0,
@@ -113,8 +114,14 @@ def compile_step(config: RunConfig, gpus: str = "", count: int = 1) -> CompiledS
 
 
 def _on(device: jax.Device, tree: Any) -> Any:
-    sharding = SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    """The arrays of a tree on that device, those in host memory in its host's."""
+
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        kind = None if leaf.sharding is None else leaf.sharding.memory_kind
+        sharding = SingleDeviceSharding(device, memory_kind=kind)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, tree)
 
 
 def _kernels_for(gpus: str) -> AbstractContextManager[None]:
