@@ -172,7 +172,7 @@ def test_the_page_for_newcomers_can_be_followed(clone: Path) -> None:
         "validation loss on my_texts: ",
         '{"status":"ok","model":"demo"}',
         "36 of 36 leaves equal",
-        "64 devices",
+        "64 x AMD Instinct MI300X",
     ):
         assert promise in printed
 
