@@ -12,7 +12,9 @@ import pytest
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.losses import LOSSES, PolicyLossConfig, PolicyTokens
 from zaya_jax.rl.losses.dppo import dppo_binary_tv
+from zaya_jax.rl.losses.gspo import gspo
 from zaya_jax.rl.losses.ppo import ppo_clip
+from zaya_jax.rl.losses.tokens import log_ratio
 
 # advantage, mu, pi, kept, weight on grad log pi, does PPO with 0.2 mask it
 VECTORS = [
@@ -171,6 +173,23 @@ def test_extreme_log_ratios_stay_finite() -> None:
         value, gradient = jax.value_and_grad(total(LOSSES.resolve(name), tokens))(tokens.log_probs)
         assert np.isfinite(value), name
         assert np.all(np.isfinite(gradient)), name
+
+
+def test_gspo_of_sequences_of_one_token_is_ppo() -> None:
+    tokens = random_tokens()
+    each = jnp.arange(1, 13, dtype=jnp.int32)[None, :].repeat(2, axis=0)
+    tokens = tokens._replace(segment_ids=each)
+    for found, expected in zip(gspo(tokens, CONFIG), ppo_clip(tokens, CONFIG), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_log_ratios_are_cut_at_twenty_and_are_nothing_outside_the_response() -> None:
+    tokens = tokens_of([1, 1, 1, 1], [1.0] * 4, [1.0] * 4)
+    tokens = tokens._replace(
+        log_probs=jnp.array([[30.0, -30.0, 19.5, 30.0]]),
+        mask=jnp.array([[True, True, True, False]]),
+    )
+    assert log_ratio(tokens)[0].tolist() == [20.0, -20.0, 19.5, 0.0]
 
 
 def test_a_bound_that_is_not_positive_is_refused() -> None:

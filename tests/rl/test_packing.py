@@ -50,6 +50,13 @@ def test_best_fit_leaves_no_row_that_another_could_have_taken() -> None:
     assert rows.max() == 2
 
 
+def test_a_rollout_goes_where_least_room_is_left() -> None:
+    lengths = [8, 7, 4, 3, 2]  # into rows of 12: 8 + 4 and 7 + 3 + 2, not 7 + 4
+    rollouts = [rollout(prompt=1, length=n, seed=n) for n in lengths]
+    rows = np.concatenate([m["segment_ids"] for m in packed(rollouts, row_length=12)])
+    assert (rows > 0).sum(axis=1).tolist() == [12, 12]
+
+
 def test_every_response_token_is_there_once_with_its_sequences_numbers() -> None:
     rollouts = [rollout(prompt=1 + i % 3, length=1 + i % 4, seed=i) for i in range(11)]
     for rows_per_microbatch in (1, 3):
