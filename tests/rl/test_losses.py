@@ -178,7 +178,7 @@ def test_extreme_log_ratios_stay_finite() -> None:
 def test_gspo_of_sequences_of_one_token_is_ppo() -> None:
     tokens = random_tokens()
     each = jnp.arange(1, 13, dtype=jnp.int32)[None, :].repeat(2, axis=0)
-    tokens = tokens._replace(segment_ids=each)
+    tokens = tokens._replace(segment_ids=each, mask=jnp.ones((2, 12), bool))
     for found, expected in zip(gspo(tokens, CONFIG), ppo_clip(tokens, CONFIG), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
