@@ -39,7 +39,7 @@ from zaya_jax.training.config_file import (
 )
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 CONFIG = str(Path(__file__).parent / "configs" / "ablations.py")
 
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of all grids")
+    parser.add_argument("--workdir", required=True, type=folder_option, help="folder of all grids")
     parser.add_argument("--config", default=f"{CONFIG}:router", metavar="FILE.py:GRID")
     parser.add_argument("--arms", default="", metavar="A,B", help="some arms; default: all")
     parser.add_argument("--seeds", default="", metavar="0,1", help="instead of the grid's")

@@ -28,7 +28,7 @@ from experiments.cascade_steps import (
     mark_finished,
 )
 from experiments.command_line import run_reporting_errors
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "cascade_small.py")
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of all steps")
+    parser.add_argument("--workdir", required=True, type=folder_option, help="folder of all steps")
     parser.add_argument("--config", default=DEFAULT_CONFIG, help="file with get_steps(workdir)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these steps and no others")
     parser.add_argument("--dry-run", action="store_true", help="print the commands; run nothing")

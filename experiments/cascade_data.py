@@ -34,7 +34,7 @@ from zaya_jax.rl.environments.code_auxiliary.output_prediction import OutputPred
 from zaya_jax.rl.environments.exercises import EXERCISES, ExerciseEnvironment, Worked
 from zaya_jax.rl.environments.protocol import Environment, Problem
 from zaya_jax.rl.sandbox import Sandbox
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 RIGHT_SHARE = 0.45
 VOCABULARY = 640
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder to write into")
+    parser.add_argument("--workdir", required=True, type=folder_option, help="folder to write into")
     folder = parser.parse_args(argv).workdir
     with claimed(folder):
         write(folder)

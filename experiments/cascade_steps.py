@@ -7,14 +7,15 @@ config file that imported its step from there would make steps of another class.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cascade_report import FINISHED
 from zaya_jax.config import ConfigError
+from zaya_jax.training.config_file import call_config_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,29 @@ class CascadeStep:
       module: of the command, `experiments.pretrain` for example; it is given `--workdir DIR/NAME`.
       arguments: what else it is given.
       group: evaluations of one group differ by their seed alone; the report averages them.
+
+    Raises:
+      ConfigError: on construction, for a name that is no folder's, and for what is no text.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
     group: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and re.fullmatch(r"\w[\w.-]*", self.name)):
+            raise ConfigError(
+                f"CascadeStep(name={self.name!r}): must be letters, digits, _, - and . alone, for "
+                "it names a folder"
+            )
+        words = self.arguments
+        if not (isinstance(words, tuple) and all(isinstance(word, str) for word in words)):
+            raise ConfigError(
+                f"CascadeStep({self.name!r}): arguments={words!r} must be a tuple of texts"
+            )
+        if not isinstance(self.module, str):
+            raise ConfigError(f"CascadeStep({self.name!r}): module={self.module!r} must be a text")
 
     def command(self, workdir: Path) -> list[str]:
         """As a process is started."""
@@ -84,18 +102,12 @@ def load_steps(path: str, workdir: Path) -> list[CascadeStep]:
     """What `get_steps` of the config file returns.
 
     Raises:
-      ConfigError: when there is no such file or function, or two steps have one name.
+      ConfigError: when there is no such file or function, when it fails or gives something else,
+        and when two steps have one name.
     """
-    if not Path(path).exists():
-        raise ConfigError(f"--config: {path!r} does not exist")
-    spec = importlib.util.spec_from_file_location("cascade_config", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--config: {path!r} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_steps"):
-        raise ConfigError(f"--config: {path!r} defines no get_steps(workdir)")
-    steps = list(module.get_steps(workdir))
+    steps = call_config_file(path, "get_steps", arguments=(workdir,))
+    if not isinstance(steps, list | tuple) or not steps:
+        raise ConfigError(f"--config: {path!r}: get_steps gives {steps!r}, must be CascadeSteps")
     for step in steps:
         if not isinstance(step, CascadeStep):
             raise ConfigError(f"--config: {path!r}: get_steps gives {step!r}, no CascadeStep")
@@ -103,4 +115,4 @@ def load_steps(path: str, workdir: Path) -> list[CascadeStep]:
     double = [name for name in names if names.count(name) > 1]
     if double:
         raise ConfigError(f"--config: {path!r} has two steps named {double[0]!r}")
-    return steps
+    return list(steps)

@@ -24,6 +24,7 @@ from zaya_jax.training.config_file import (
 from zaya_jax.training.metrics_file import MetricsError
 from zaya_jax.training.settings import RunConfig
 from zaya_jax.training.validation import TrainingError
+from zaya_jax.training.workdir import folder_option
 
 DEMO = str(Path(__file__).parent / "configs" / "demo.py")
 
@@ -62,7 +63,7 @@ def parse_arguments(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of the run")
+    parser.add_argument("--workdir", required=True, type=folder_option, help="folder of the run")
     parser.add_argument(
         "--config",
         default=default_config,

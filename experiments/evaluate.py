@@ -42,7 +42,7 @@ from zaya_jax.inference.service import EngineService, ServiceError
 from zaya_jax.rl.errors import RLError
 from zaya_jax.training.config_file import split_overrides
 from zaya_jax.training.resolved import to_plain
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "evaluation" / "demo.py")
 
@@ -81,7 +81,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of the evaluation")
+    parser.add_argument(
+        "--workdir", required=True, type=folder_option, help="folder of the evaluation"
+    )
     parser.add_argument(
         "--config",
         default=DEFAULT_CONFIG,

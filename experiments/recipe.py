@@ -26,7 +26,7 @@ from zaya_jax.data.tokenizer import tokenizer_of
 from zaya_jax.training.config_file import to_run_config
 from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 STAGES = ("pretrain", "midtrain", "sft")
 PROBLEMS = 48  # held-out problems that are answered
@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder for the three runs")
+    parser.add_argument(
+        "--workdir", required=True, type=folder_option, help="folder for the three runs"
+    )
     workdir = parser.parse_args(argv).workdir
     with claimed(workdir):
         return run(workdir)

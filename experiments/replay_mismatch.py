@@ -35,7 +35,7 @@ from zaya_jax.training.config_file import to_run_config
 from zaya_jax.training.metrics_file import JsonlWriter
 from zaya_jax.training.report_plots import LinePlot, Series
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.workdir import claimed
+from zaya_jax.training.workdir import claimed, folder_option
 
 IMITATION_STEPS = 150
 ARMS = {"replay on": True, "replay off": False}
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="folder to write into")
+    parser.add_argument("--workdir", required=True, type=folder_option, help="folder to write into")
     parser.add_argument("--steps", type=int, default=40, help="updates of each run")
     parser.add_argument("--seed", type=int, default=0, help="of weights, problems and samples")
     options = parser.parse_args(argv)

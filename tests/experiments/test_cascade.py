@@ -132,7 +132,7 @@ def test_unknown_steps_and_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.py' does not exist"):
         load_steps(str(tmp_path / "none.py"), tmp_path)
     (tmp_path / "steps.txt").touch()
-    with pytest.raises(ConfigError, match="is no Python file"):
+    with pytest.raises(ConfigError, match="is not a Python file"):
         load_steps(str(tmp_path / "steps.txt"), tmp_path)
     path = tmp_path / "config.py"
     path.write_text("x = 1\n")
@@ -147,6 +147,40 @@ def test_unknown_steps_and_config_files_are_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="two steps named 'a'"):
         load_steps(str(path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def get_steps(workdir): return None", r"get_steps gives None, must be CascadeSteps"),
+        ("def get_steps(workdir): return []", r"get_steps gives \[\], must be CascadeSteps"),
+        ("get_steps = 3", r"bad\.py'.*not callable"),
+        ("def get_steps(): return []", r"bad\.py'.*takes 0 positional arguments"),
+        ("def get_steps(workdir): raise ValueError('boo')", r"bad\.py'.*boo"),
+        ("def get_steps(workdir):\n  yield 1 / 0", r"bad\.py'.*division by zero"),
+        ("def get_steps(", r"bad\.py'"),
+        ("import nosuch", r"bad\.py'.*nosuch"),
+    ],
+)
+def test_a_config_file_that_goes_wrong_is_one_error(
+    body: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(body + "\n")
+    with pytest.raises(ConfigError, match=message):
+        load_steps(str(path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "../out", "/abs", ".hidden", "a/b", 3])
+def test_a_step_cannot_leave_the_cascades_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match="it names a folder"):
+        CascadeStep(name, "cascade_tool")
+
+
+@pytest.mark.parametrize("arguments", ["--foo", ("--foo", 1), None, ["--foo"]])
+def test_arguments_of_a_step_are_texts(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="must be a tuple of texts"):
+        CascadeStep("train", "cascade_tool", arguments)
 
 
 def test_a_dry_run_prints_the_commands_and_runs_none(

@@ -234,6 +234,7 @@ def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]):
         (["--hardware", "mi100"], "--hardware='mi100' is none of: mi300x, mi350, h200"),
         (["--devices", "0"], "--devices=0: must be at least 1"),
         (["--devices", "7"], "no mesh divides data.batch_size=4"),
+        (["--devices", str(10**20)], "must be 1 to 1,000,000"),
         (["--config.mesh.expert=3"], "does not fit 4 devices"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -18,9 +19,10 @@ from zaya_jax import load_checkpoint
 from zaya_jax.config import ConfigError
 from zaya_jax.systems.failures import RESPONSES, Failure, classify
 from zaya_jax.systems.job import Job
-from zaya_jax.systems.supervise import Supervisor, main
+from zaya_jax.systems.supervise import SUPERVISOR_LOCK, Supervisor, main
 from zaya_jax.systems.uptime import EventLog, last_checkpoint, uptime
 from zaya_jax.training.heartbeat import Heartbeat, read_heartbeats
+from zaya_jax.training.workdir import claimed
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,7 @@ from zaya_jax.training.heartbeat import Heartbeat, read_heartbeats
         (1, "error: step 9: the validation loss on web is inf", Failure.NON_FINITE_LOSS),
         (1, "error: cannot write x/checkpoints/4: no space left on the device", Failure.DISK_FULL),
         (1, "error: tokens[0, 3] = 9999 is not a token id of the model", Failure.DATA),
+        (1, "error: --workdir='x' is in use by process 3 (--config.data.batch=4)", Failure.CONFIG),
         (1, "error: mesh: fsdp=3 does not fit 8 devices", Failure.CONFIG),
         (1, "error: no usable checkpoint in x", Failure.CHECKPOINT),
         (1, "Gloo all-reduce failed: Connection reset by peer", Failure.COLLECTIVE),
@@ -95,6 +98,16 @@ def test_a_crash_loop_stops_with_a_summary(tmp_path: Path, capsys: pytest.Captur
     events = [json.loads(x)["event"] for x in (tmp_path / "supervisor.jsonl").open()]
     expected = ["start", "failure", "restart", "start", "failure", "gave up", "end"]
     assert events == expected
+
+
+def test_a_job_that_somebody_else_started_is_left_alone(tmp_path: Path):
+    with claimed(tmp_path):
+        before = sorted(path.name for path in tmp_path.iterdir())
+        with pytest.raises(ConfigError, match=rf"is in use by process {os.getpid()} on"):
+            main(["--workdir", str(tmp_path), "--processes", "2", "--", "true"])
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with claimed(tmp_path, SUPERVISOR_LOCK), pytest.raises(ConfigError, match="is in use by"):
+        main(["--workdir", str(tmp_path), "--", "true"])
 
 
 def test_what_no_restart_mends_stops_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

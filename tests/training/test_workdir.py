@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import fcntl
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from zaya_jax.config import ConfigError
-from zaya_jax.training.workdir import LOCK_FILE, claimed, make_workdir
+from zaya_jax.training.workdir import LOCK_FILE, check_free, claimed, folder_option, make_workdir
 
 # Another run, as far as a folder knows.
 HOLDER = f"""
@@ -101,12 +102,55 @@ def test_a_refused_run_leaves_nothing_and_one_that_writes_leaves_no_lock(
     assert [path.name for path in workdir.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("below", ["", "run"])
-def test_a_folder_that_cannot_be_made_is_named_with_its_option(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize(
+    ("below", "reason"),
+    [("", "is a file, or a link that leads nowhere"), ("run", "cannot be written to: Not a dir.*")],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(
+    tmp_path: Path, below: str, reason: str
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    message = rf"--workdir='{file / below}' cannot be written to: .*; give a folder that you may"
+    message = rf"--workdir='{file / below}' {reason}; give a folder"
     with pytest.raises(ConfigError, match=message):
         make_workdir(file / below)
     with pytest.raises(ConfigError, match=message), claimed(file / below):
         pytest.fail("no folder")
+
+
+def test_an_empty_option_is_no_folder() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is empty; give a folder"):
+        folder_option("")
+    assert folder_option("runs/a b") == Path("runs/a b")
+
+
+def test_a_link_that_leads_nowhere_is_told_apart_from_a_folder(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"link' is a file, or a link that leads nowhere"):
+        make_workdir(link)
+
+
+def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
+    message = r"^--workdir='.*aaa' cannot be written to: File name too long; give a folder"
+    with pytest.raises(ConfigError, match=message), claimed(tmp_path / ("a" * 300)):
+        pass
+
+
+def test_something_else_in_the_place_of_the_lock_is_named(workdir: Path) -> None:
+    (workdir / LOCK_FILE).mkdir(parents=True)
+    message = r"one/lock cannot be opened: Is a directory; it marks"
+    with pytest.raises(ConfigError, match=message), claimed(workdir):
+        pass
+
+
+def test_a_folder_is_checked_without_claiming_it(
+    workdir: Path, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(ConfigError, match="is in use by process 4711"):
+        check_free(workdir)
+    holder.kill()
+    holder.wait()
+    check_free(workdir)
+    with claimed(workdir, "watch"), claimed(workdir):
+        pass

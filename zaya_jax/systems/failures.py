@@ -63,6 +63,7 @@ _PATTERNS: tuple[tuple[Failure, str], ...] = (
         r"|UNAVAILABLE|DEADLINE_EXCEEDED",
     ),
     (Failure.CHECKPOINT, r"no usable checkpoint|cannot (write|read) \S*checkpoints"),
+    (Failure.CONFIG, r"^error: --workdir="),
     (Failure.DATA, r"^error: .*(token|row|batch|document|segment|corrupt)|DataError"),
     (Failure.CONFIG, r"^error: "),
 )

@@ -92,10 +92,10 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
-    for factor in range(1, number + 1):
-        if number % factor == 0:
-            for rest in _factorisations(number // factor, parts - 1):
-                yield (factor, *rest)
+    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    for factor in sorted({*small, *(number // factor for factor in small)}):
+        for rest in _factorisations(number // factor, parts - 1):
+            yield (factor, *rest)
 
 
 def mesh_name(mesh: dict[str, int]) -> str:

@@ -32,13 +32,15 @@ from zaya_jax.systems.plan_report import print_plan
 from zaya_jax.systems.storage import read_load, save_seconds
 from zaya_jax.training.settings import RunConfig
 
+_MOST_DEVICES = 1_000_000  # several times the largest cluster there is
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     arguments, config = parse_with_config(_parser(), argv)
     hardware = load_hardware(arguments.hardware)
-    if arguments.devices < 1:
-        raise ConfigError(f"--devices={arguments.devices}: must be at least 1")
+    if not 1 <= arguments.devices <= _MOST_DEVICES:
+        raise ConfigError(f"--devices={arguments.devices}: must be 1 to {_MOST_DEVICES:,}")
     found = candidates(config, arguments.devices, hardware, arguments.meshes)
     facts = plan_facts(config, hardware, found, arguments)
     if arguments.compile:

@@ -40,14 +40,23 @@ from zaya_jax.systems.preflight import preflight_environment
 from zaya_jax.systems.uptime import EventLog, last_checkpoint, uptime
 from zaya_jax.systems.watch import Watch
 from zaya_jax.training.heartbeat import read_heartbeats
+from zaya_jax.training.workdir import check_free, claimed, folder_option
 
 _POLL_SECONDS = 0.1
+SUPERVISOR_LOCK = "supervisor.lock"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     arguments, command = _parse(argv)
     workdir = arguments.workdir or _workdir_of(command)
+    with claimed(workdir, SUPERVISOR_LOCK):
+        check_free(workdir)  # of a job that nobody supervises, or no longer
+        return supervise(arguments, command, workdir)
+
+
+def supervise(arguments: argparse.Namespace, command: Sequence[str], workdir: Path) -> int:
+    """The same in a folder that no other supervisor and no job has."""
     environment = dict(os.environ)
     events = EventLog(workdir)
     cluster = cluster_of(arguments)
@@ -103,6 +112,7 @@ class Supervisor:
             )
             response = RESPONSES[failure]
             if not response.restarts:
+                print(f"supervisor: the job said: {last_line(ended.output)}", file=sys.stderr)
                 return self._give_up(failure, response.advice)
             if fruitless >= self._settings.most_fruitless:
                 return self._give_up(failure, f"crash loop, no checkpoint since {reached}")
@@ -225,7 +235,9 @@ def _parser() -> Parser:
         "Runs a training job, watches it, restarts it from its last good checkpoint.",
         "-- python -m experiments.pretrain --workdir runs/demo",
     )
-    parser.add_argument("--workdir", type=Path, help="of the job; default: the one it names")
+    parser.add_argument(
+        "--workdir", type=folder_option, help="of the job; default: the one it names"
+    )
     parser.add_argument("--processes", type=int, default=1, help="processes of this machine")
     parser.add_argument("--hang-seconds", type=float, default=600, help="without a step: a hang")
     parser.add_argument("--start-seconds", type=float, default=3600, help="before the first step")

@@ -20,7 +20,7 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -59,13 +59,18 @@ def load_config(file_and_name: str) -> ConfigDict:
     return config
 
 
-def call_config_file(file_and_name: str, function: str, hint: str = "") -> Any:
+def call_config_file(
+    file_and_name: str, function: str, hint: str = "", arguments: Sequence[object] = ()
+) -> Any:
     """What a function of `FILE.py`, or of `FILE.py:NAME` with the name, returns.
+
+    Of what it yields instead, a list.
 
     Args:
       file_and_name: where the function is, and what it is given.
       function: its name.
       hint: what a file that lacks it may be about.
+      arguments: what else it is given.
 
     Raises:
       ConfigError: when the file is missing, lacks the function, or fails. One line, with the place
@@ -82,8 +87,9 @@ def call_config_file(file_and_name: str, function: str, hint: str = "") -> Any:
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
-            raise ConfigError(f"it defines no {function}(name=...){hint}")
-        return getattr(module, function)(*[name] if name else [])
+            raise ConfigError(f"it defines no {function}({'' if arguments else 'name=...'}){hint}")
+        returned = getattr(module, function)(*[name] if name else [], *arguments)
+        return list(returned) if isinstance(returned, Iterator) else returned
     except Exception as e:  # whatever a config file raises is its author's to mend
         raise ConfigError(f"config file {path_text!r}{_line_in(path, e)}: {_one_line(e)}") from e
 

@@ -7,6 +7,7 @@ however that happens, so that a killed run is in nobody's way.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import fcntl
@@ -28,6 +29,17 @@ LOCK_FILE = "lock"  # in the folder, while a run has it; says whose it is
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
+def folder_option(text: str) -> Path:
+    """For a command's `--workdir`. An empty one would be the folder that one is in.
+
+    Raises:
+      argparse.ArgumentTypeError: for an empty text, as of a shell's variable that is not set.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a folder, . for the one you are in")
+    return Path(text)
+
+
 def make_workdir(workdir: Path) -> None:
     """Makes the folder if it is missing, and a file in it that is gone again.
 
@@ -38,6 +50,10 @@ def make_workdir(workdir: Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):
             pass
+    except FileExistsError as error:
+        raise ConfigError(
+            f"--workdir={str(workdir)!r} is a file, or a link that leads nowhere; give a folder"
+        ) from error
     except OSError as error:
         where = "" if error.filename in (None, str(workdir)) else f" ({error.filename})"
         raise ConfigError(
@@ -47,17 +63,22 @@ def make_workdir(workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def claimed(workdir: Path) -> Iterator[None]:
+def claimed(workdir: Path, lock_file: str = LOCK_FILE) -> Iterator[None]:
     """Makes the folder and keeps every other run out of it; of several processes one is to call it.
 
     What is still empty at the end, because the run was refused, is removed again.
 
+    Args:
+      workdir: the folder.
+      lock_file: a name of its own for whoever watches over runs in the folder.
+
     Raises:
       ConfigError: when the folder cannot be written to, or another run has it.
     """
-    missing = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
+    # Not Path.exists, which fails for a name that is too long.
+    missing = [folder for folder in (workdir, *workdir.parents) if not os.path.exists(folder)]
     make_workdir(workdir)
-    path = workdir / LOCK_FILE
+    path = workdir / lock_file
     lock = _locked(path, workdir)
     try:
         yield
@@ -69,10 +90,27 @@ def claimed(workdir: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def check_free(workdir: Path) -> None:
+    """Refuses a folder that a run has, without claiming it.
+
+    Raises:
+      ConfigError: when a run has it.
+    """
+    path = workdir / LOCK_FILE
+    if path.exists():
+        _locked(path, workdir).close()
+
+
 def _locked(path: Path, workdir: Path) -> TextIOWrapper:
     """The open lock file, with what others are to know of its holder."""
     while True:
-        lock = path.open("a+", encoding="utf-8")
+        try:
+            lock = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be opened: {error.strerror}; it marks the folder as in use: remove "
+                "it if no run is in there"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
