@@ -15,9 +15,9 @@
 | experts | top-1, top-2 | FLOPs |
 
 `micro` has the proportions of `zaya_jax.presets.mini` at a quarter of its width and half of its
-depth, and reads bytes.
-`--config.model.…` and `--config.train.steps` change the size of every arm: with the fields of
-`mini` the same grids run at its scale.
+depth, and reads bytes. `optimizer_mini`, `attention_mini` and `residual_mini` ask the same at the
+size of `mini` itself, in fewer steps. `--config.model.…` and `--config.train.steps` change the
+size of every arm.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def get_config(name: str = "router") -> ConfigDict:
       ConfigError: for an unknown grid.
     """
     get_grid(name)
+    if name.endswith("_mini"):
+        return _mini_run(steps=48 if name == "optimizer_mini" else 96)
     return _router_run() if name in ("router", "balancing", "skip") else _micro_run()
 
 
@@ -84,6 +86,25 @@ def _micro_run() -> ConfigDict:
     return config
 
 
+def _mini_run(steps: int) -> ConfigDict:
+    """`mini` reading bytes, 105M parameters, 1,024 bytes a step.
+
+    AdamW, since Muon's Newton-Schulz iterations take six times as long as the rest of such a step.
+    """
+    config = _micro_run()
+    config.model = base.get_config("mini").model
+    config.model.vocab_size = 272
+    config.optimizer.kind = "adamw"
+    config.optimizer.peak_learning_rate = 2e-3
+    config.optimizer.final_learning_rate = 2e-4
+    config.optimizer.warmup_steps = 8
+    config.train.steps = steps
+    config.train.validation_interval = steps // 12
+    config.checkpoint.interval = steps // 2
+    config.log.plain_every = steps // 4
+    return config
+
+
 def _router_run() -> ConfigDict:
     """Two layers of 16 experts: 300 steps of text, then 150 of sums with worked solutions.
 
@@ -112,6 +133,13 @@ _LATENT = {
     "model.kv_latent_size": 24,  # with 8 rotated channels as many numbers as CCA's and GQA's 32
     "model.query_latent_size": 64,
 }
+_LATENT_MINI = {
+    "model.attention": "mla",
+    "model.num_query_heads": 8,
+    "model.num_kv_heads": 8,
+    "model.kv_latent_size": 224,  # with 32 rotated channels as many numbers as two heads' 256
+    "model.query_latent_size": 256,
+}
 _ATTENTION = (
     Arm("cca_2x_8x", {}),
     Arm("cca_4x", {"model.num_query_heads": 2, "model.num_kv_heads": 2}),
@@ -119,6 +147,12 @@ _ATTENTION = (
     Arm("mla", _LATENT),
     Arm("mha", {"model.attention": "gqa", "model.num_query_heads": 8, "model.num_kv_heads": 8}),
 )
+
+_OPTIMIZERS = (
+    Arm("adamw", {"optimizer.kind": "adamw"}),
+    Arm("muon", {"optimizer.kind": "muon"}),
+)
+_RESIDUALS = (Arm("scaled", {}), Arm("plain", {"model.residual": "plain"}))
 
 _GRIDS = {
     "router": Grid(
@@ -155,13 +189,29 @@ _GRIDS = {
     "optimizer": Grid(
         question="In how many steps does Muon reach the loss that AdamW ends with?",
         baseline="adamw",
-        arms=(Arm("adamw", {"optimizer.kind": "adamw"}), Arm("muon", {"optimizer.kind": "muon"})),
+        arms=_OPTIMIZERS,
         learning_rates=(3e-3, 6e-3, 1.2e-2),
+    ),
+    "optimizer_mini": Grid(
+        question="In how many steps does Muon reach AdamW's final loss, at mini's size?",
+        baseline="adamw",
+        arms=_OPTIMIZERS,
+        learning_rates=(1e-3, 2e-3, 4e-3),
     ),
     "attention": Grid(
         question="CCA against grouped, latent and multi-head attention at equal parameters.",
         baseline="cca_2x_8x",
         arms=_ATTENTION,
+        match=Match.PARAMETERS,
+    ),
+    "attention_mini": Grid(
+        question="CCA against grouped and latent attention at equal parameters, at mini's size.",
+        baseline="cca",
+        arms=(
+            Arm("cca", {}),
+            Arm("gqa", {"model.attention": "gqa", "model.num_query_heads": 8}),
+            Arm("mla", _LATENT_MINI),
+        ),
         match=Match.PARAMETERS,
     ),
     "attention_flops": Grid(
@@ -193,7 +243,12 @@ _GRIDS = {
     "residual": Grid(
         question="What does learned scaling of the residual additions change?",
         baseline="scaled",
-        arms=(Arm("scaled", {}), Arm("plain", {"model.residual": "plain"})),
+        arms=_RESIDUALS,
+    ),
+    "residual_mini": Grid(
+        question="What does learned scaling of the residual additions change, at mini's size?",
+        baseline="scaled",
+        arms=_RESIDUALS,
     ),
     "experts": Grid(
         question="One expert per token, or two of half the width?",
