@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from experiments.cascade_steps import (
     is_finished,
     load_steps,
     mark_finished,
+    state_of,
 )
 from experiments.command_line import run_reporting_errors
 from zaya_jax.training.workdir import claimed, folder_option
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     steps = chosen(load_steps(arguments.config, arguments.workdir), arguments.only)
     if arguments.dry_run:
         for step in steps:
-            state = "finished" if is_finished(step, arguments.workdir) else "to do"
+            state = state_of(step, arguments.workdir)
             print(f"{step.name:<24}{state:<10}{shlex.join(step.command(arguments.workdir)[1:])}")
         return 0
     with claimed(arguments.workdir):
@@ -79,22 +81,29 @@ def run(steps: Sequence[CascadeStep], workdir: Path) -> int:
 
 
 def run_step(step: CascadeStep, workdir: Path) -> int:
-    """Runs one command, passing on what it prints; returns its status."""
+    """Runs one command, passing on what it prints; returns its status.
+
+    A signal to stop is the command's: it saves itself, and its last words are wanted.
+    """
     with (workdir / f"{step.name}.log").open("ab") as log:
         process = subprocess.Popen(
             step.command(workdir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert process.stdout is not None
+        # A terminal sends Ctrl-C to both; SIGTERM comes to this process alone.
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+        }
         try:
-            # Ctrl-C reaches the command too; it saves itself, and its last words are wanted.
             while line := process.stdout.readline():
                 log.write(line)
                 sys.stdout.buffer.write(line)
                 sys.stdout.flush()
             return process.wait()
-        except KeyboardInterrupt:
-            process.wait()
-            return 130
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":

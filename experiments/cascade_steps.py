@@ -16,6 +16,7 @@ from pathlib import Path
 from experiments.cascade_report import FINISHED
 from zaya_jax.config import ConfigError
 from zaya_jax.training.config_file import call_config_file
+from zaya_jax.training.workdir import check_free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,24 @@ def is_finished(step: CascadeStep, workdir: Path) -> bool:
             "run it again, or choose another --workdir"
         )
     return True
+
+
+def state_of(step: CascadeStep, workdir: Path) -> str:
+    """finished, running, begun (it goes on from there) or to do.
+
+    Raises:
+      ConfigError: as `is_finished` does.
+    """
+    if is_finished(step, workdir):
+        return "finished"
+    folder = workdir / step.name
+    if not folder.exists():
+        return "to do"
+    try:
+        check_free(folder)
+    except ConfigError:
+        return "running"
+    return "begun"
 
 
 def mark_finished(step: CascadeStep, workdir: Path, seconds: float) -> None:

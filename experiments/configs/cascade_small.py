@@ -133,7 +133,8 @@ def get_rl(name: str = "rl_warmup") -> RLSetup:
         held_out=lambda: _ENVIRONMENTS[name](True),
         shares={"exercise/say+judged": 5.0} if name == "rl_behavioral" else {},
         hardest=0 if name == "rl_warmup" else None,
-        evaluation_difficulty=1 if name == "rl_adaptive" else 0,
+        # Where the curriculum leads, for the stage that has one.
+        evaluation_difficulty=max(HARDEST.values()) if name == "rl_adaptive" else 0,
         most_prompt_tokens=PROMPT_TOKENS,
         most_response_tokens=RESPONSE_TOKENS,
         engine=EngineSettings(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +18,11 @@ import pytest
 from experiments import cascade, cascade_data
 from experiments.cascade import run
 from experiments.cascade_report import write_cascade_report
-from experiments.cascade_steps import CascadeStep, chosen, is_finished, load_steps
+from experiments.cascade_steps import CascadeStep, chosen, is_finished, load_steps, state_of
 from experiments.configs import cascade_small
 from zaya_jax.config import ConfigError, architecture_differences
 from zaya_jax.training.config_file import to_run_config
+from zaya_jax.training.workdir import claimed
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +47,21 @@ if options.score is not None:
             "majority_at": {"1": 0.3, "4": options.score / 2}}
     (options.workdir / "results.json").write_text(json.dumps({"tasks": [task]}))
     (options.workdir / "report.html").write_text("page")
+"""
+
+# A command that works until it is told to stop, and then saves itself.
+PATIENT = """
+import argparse, pathlib, signal, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--workdir", type=pathlib.Path)
+folder = parser.parse_args().workdir
+folder.mkdir()
+def save(number, frame):
+    (folder / "saved").touch()
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+(folder / "ready").touch()
+time.sleep(60)
 """
 
 
@@ -197,6 +217,39 @@ def test_a_dry_run_prints_the_commands_and_runs_none(
     assert f"-m cascade_tool --workdir {workdir / 'new' / 'train'} --score 1" in printed
     assert sys.executable not in printed
     assert not (workdir / "new").exists()
+
+
+def test_a_step_is_to_do_running_begun_or_finished(workdir: Path) -> None:
+    step = STEPS[0]
+    assert state_of(step, workdir) == "to do"
+    with claimed(workdir / step.name):
+        (workdir / step.name / "checkpoint").touch()
+        assert state_of(step, workdir) == "running"
+    assert state_of(step, workdir) == "begun"
+    assert run(STEPS[:1], workdir) == 0
+    assert state_of(step, workdir) == "finished"
+
+
+def test_a_signal_to_stop_is_passed_on_and_the_step_saves_itself(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir.parent / "patient_tool.py").write_text(PATIENT)
+    found = signal.getsignal(signal.SIGTERM)
+    stop = threading.Thread(target=terminate_when, args=(workdir / "patient" / "ready",))
+    stop.start()
+    status = run((CascadeStep("patient", "patient_tool"),), workdir)
+    stop.join()
+    assert status == 128 + signal.SIGTERM
+    assert (workdir / "patient" / "saved").exists()
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert not (workdir / "cascade.md").exists()
+    assert signal.getsignal(signal.SIGTERM) is found
+
+
+def terminate_when(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_documented_command_lists_the_steps_of_the_small_cascade(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ class Failing(Parity):
         return super().score(problem, answer)
 
 
-def stage(environment: Any = None, **changes: Any) -> tuple[Stage, PolicyState]:
+def stage(
+    environment: Any = None, held_out: tuple[Any, ...] = (), **changes: Any
+) -> tuple[Stage, PolicyState]:
     environment = environment or Parity()
     trainer = PolicyTrainer(MODEL, OPTIMIZER, PolicyLossConfig(), 100, ONE_DEVICE)
     sampler = ForwardSampler(
@@ -91,6 +93,7 @@ def stage(environment: Any = None, **changes: Any) -> tuple[Stage, PolicyState]:
         OnlineScheduler({"parity": (0, 0)}, seed=0),
         encode=lambda text: [1, *(ord(c) % 40 for c in text)],
         decode=lambda ids: " ".join(map(str, ids)),
+        held_out=held_out,
     )
     made = Stage(maker, Learner(config, trainer), sampler)
     return made, trainer.init(variables())
@@ -172,6 +175,23 @@ def test_practice_tasks_tell_right_from_wrong_and_hold_problems_out(
         assert learnt.score(problem, learnt.demonstration(problem, right=True)).reward == 1
         assert learnt.score(problem, learnt.demonstration(problem, right=False)).reward == 0
     assert not prompts & {held_out.sample(difficulty, seed).prompt for seed in range(200)}
+
+
+@pytest.mark.parametrize(("hardest", "asked", "drawn"), [(2, 5, 2), (2, 1, 1), (None, 5, 5)])
+def test_held_out_problems_are_no_harder_than_their_environment_has(
+    hardest: int | None, asked: int, drawn: int
+) -> None:
+    class Levels(Parity):
+        def sample(self, difficulty: int, seed: int) -> Problem:
+            difficulties.append(difficulty)
+            return super().sample(difficulty, seed)
+
+    difficulties: list[int] = []
+    environment = Levels()
+    environment.hardest = hardest  # type: ignore[assignment]
+    made, _ = stage(held_out=(environment,))
+    assert made.held_out_rewards(3, difficulty=asked)["parity"].shape == (3,)
+    assert difficulties == [drawn] * 3
 
 
 def test_unknown_tasks_and_small_numbers_are_refused() -> None:

@@ -111,7 +111,8 @@ class GroupMaker:
     ) -> dict[str, Float[np.ndarray, " problems"]]:
         """Rewards of one response to each of so many held-out problems, by environment.
 
-        The curriculum is not told.
+        Their difficulty is the one given, or the environment's hardest if that is less. The
+        curriculum is not told.
         """
         return {
             environment.name: self._rewards(environment, sampler, problems, difficulty)
@@ -121,6 +122,8 @@ class GroupMaker:
     def _rewards(
         self, environment: Environment, sampler: Sampler, problems: int, difficulty: int
     ) -> Float[np.ndarray, " problems"]:
+        if environment.hardest is not None:
+            difficulty = min(difficulty, environment.hardest)
         asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
         responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
         return np.array(

@@ -44,7 +44,8 @@ class RLSetup:
       cold_start: what comes before, for a policy that starts from nothing.
       evaluation_interval: steps between two measurements.
       evaluation_problems: of each environment, in each of them.
-      evaluation_difficulty: of these problems; none: the difficulty at which the curriculum starts.
+      evaluation_difficulty: of these problems, or an environment's hardest if that is less; none:
+        the difficulty at which the curriculum starts.
 
     Raises:
       RLError: on construction, when the lengths do not fit a row, or a pipeline has no engine.
