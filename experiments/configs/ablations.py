@@ -95,8 +95,8 @@ def _mini_run(steps: int) -> ConfigDict:
     config.model = base.get_config("mini").model
     config.model.vocab_size = 272
     config.optimizer.kind = "adamw"
-    config.optimizer.peak_learning_rate = 2e-3
-    config.optimizer.final_learning_rate = 2e-4
+    config.optimizer.peak_learning_rate = 1e-3
+    config.optimizer.final_learning_rate = 1e-4
     config.optimizer.warmup_steps = 8
     config.train.steps = steps
     config.train.validation_interval = steps // 12
@@ -196,7 +196,7 @@ _GRIDS = {
         question="In how many steps does Muon reach AdamW's final loss, at mini's size?",
         baseline="adamw",
         arms=_OPTIMIZERS,
-        learning_rates=(1e-3, 2e-3, 4e-3),
+        learning_rates=(5e-4, 1e-3, 2e-3, 4e-3),
     ),
     "attention": Grid(
         question="CCA against grouped, latent and multi-head attention at equal parameters.",
