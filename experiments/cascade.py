@@ -30,7 +30,8 @@ from experiments.cascade_steps import (
     state_of,
 )
 from experiments.command_line import run_reporting_errors
-from zaya_jax.training.workdir import claimed, folder_option
+from zaya_jax.config import ConfigError
+from zaya_jax.training.workdir import check_free, claimed, folder_option
 
 DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "cascade_small.py")
 
@@ -66,6 +67,7 @@ def run(steps: Sequence[CascadeStep], workdir: Path) -> int:
             print(f"==> {step.name}: finished before", flush=True)
             continue
         print(f"==> {step.name}", flush=True)
+        wait_until_free(workdir / step.name)
         start = time.monotonic()
         status = run_step(step, workdir)
         if status:
@@ -78,6 +80,20 @@ def run(steps: Sequence[CascadeStep], workdir: Path) -> int:
         mark_finished(step, workdir, time.monotonic() - start)
     print(f"wrote {write_cascade_report(workdir, {step.name: step.group for step in steps})}")
     return 0
+
+
+def wait_until_free(folder: Path) -> None:
+    """Waits for the end of a step whose cascade was killed before it."""
+    told = False
+    while True:
+        try:
+            check_free(folder)
+            return
+        except ConfigError as error:
+            if not told:
+                print(f"waiting: {error}", flush=True)
+            told = True
+            time.sleep(0.5)
 
 
 def run_step(step: CascadeStep, workdir: Path) -> int:

@@ -230,6 +230,26 @@ def test_a_step_is_to_do_running_begun_or_finished(workdir: Path) -> None:
     assert state_of(step, workdir) == "finished"
 
 
+def test_a_step_that_a_killed_cascade_left_running_is_waited_for(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = threading.Event()
+
+    def leftover() -> None:
+        with claimed(workdir / "train"):
+            held.set()
+            while "waiting: " not in capsys.readouterr().out:
+                time.sleep(0.01)
+            assert not (workdir / "train" / "runs").exists()
+
+    thread = threading.Thread(target=leftover)
+    thread.start()
+    held.wait()
+    assert run(STEPS[:1], workdir) == 0
+    thread.join()
+    assert (workdir / "train" / "runs").read_text() == "x"
+
+
 def test_a_signal_to_stop_is_passed_on_and_the_step_saves_itself(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,11 +115,11 @@ def _locked(path: Path, workdir: Path) -> TextIOWrapper:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip() or "another process"
+            holder, _, command = lock.read().strip().partition(" (")
             lock.close()
             raise ConfigError(
-                f"--workdir={str(workdir)!r} is in use by {holder}; wait until it ends, stop it, "
-                "or give another folder"
+                f"--workdir={str(workdir)!r} is in use by {holder or 'another process'}; wait "
+                "until it ends, stop it, or give another folder" + (command and f" ({command}")
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
