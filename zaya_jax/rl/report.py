@@ -5,15 +5,14 @@ python -m zaya_jax.rl.report runs/rl        # writes runs/rl/report.html
 
 from __future__ import annotations
 
-import argparse
 import html
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from zaya_jax.training import report_page, report_plots
 from zaya_jax.training.metrics_file import MetricsError
 from zaya_jax.training.report import run_cards, write_page
+from zaya_jax.training.report_command import report_command
 from zaya_jax.training.report_data import Run, Stretches, finite, total
 from zaya_jax.training.report_plots import HeatMap, LinePlot, Series, short_number
 
@@ -213,17 +212,7 @@ def _style(i: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m zaya_jax.rl.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("workdir", type=Path, help="folder of the run, with metrics.jsonl")
-    options = parser.parse_args(arguments)
-    try:
-        print(f"wrote {write_report(options.workdir)}")
-    except (ValueError, OSError) as error:
-        sys.exit(f"report: {error}")
+    report_command("zaya_jax.rl.report", __doc__, write_report, arguments)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ band behind them its extremes.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from zaya_jax.config import ModelConfig
 from zaya_jax.model_size import active_parameter_count, parameter_count
 from zaya_jax.training import report_page, report_plots
 from zaya_jax.training.metrics_file import MetricsError
+from zaya_jax.training.report_command import report_command
 from zaya_jax.training.report_data import FloatArray, Run, Stretches, finite, is_finite, total
 from zaya_jax.training.report_plots import HeatMap, LinePlot, Number, Series, short_number
 
@@ -358,17 +357,7 @@ def _duration(seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m zaya_jax.training.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("workdir", type=Path, help="folder of the run, with metrics.jsonl")
-    options = parser.parse_args(arguments)
-    try:
-        print(f"wrote {write_report(options.workdir)}")
-    except (ValueError, OSError) as error:
-        sys.exit(f"report: {error}")
+    report_command("zaya_jax.training.report", __doc__, write_report, arguments)
 
 
 if __name__ == "__main__":
