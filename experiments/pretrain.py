@@ -104,7 +104,7 @@ def train_and_report(config: RunConfig, workdir: Path, stop: StopSignal) -> int:
         offload_moments=config.optimizer.offload_state,
     )
     with TieredCheckpoints(workdir / "checkpoints", config.checkpoint) as checkpoints:
-        resumption = find_resumption(config, checkpoints)
+        resumption = find_resumption(config, checkpoints, placement)
         steps = config.train.steps
         if resumption and resumption.step == steps == finished_step(workdir):
             print(f"already finished at step {steps}; see {workdir / 'report.html'}")

@@ -46,7 +46,7 @@ ROOM_IMPORTS: dict[str, set[str]] = {
     "model": {"config", "variants", "parallel"},
     "data": {"config"},
     "optimizer": {"config", "kernel_choice"},
-    "checkpoint": {*_SIZES, "released", "lora_settings", "model"},
+    "checkpoint": {*_SIZES, "released", "lora_settings", "parallel", "model"},
     "inference": {*_SIZES, "released", "parallel", "model", "data", "checkpoint"},
     "training": {
         *_SIZES,

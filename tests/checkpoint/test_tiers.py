@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental import multihost_utils
 
+from zaya_jax.checkpoint import local_tier
+from zaya_jax.checkpoint.local_tier import PROCESS
 from zaya_jax.checkpoint.manager import CheckpointError, saved_steps
+from zaya_jax.checkpoint.manifest import MANIFEST
 from zaya_jax.checkpoint.settings import CheckpointConfig, Tier
+from zaya_jax.checkpoint.shards import read_shards
 from zaya_jax.checkpoint.tiers import LOCAL, TieredCheckpoints, last_finished
 from zaya_jax.config import ConfigError
 
@@ -53,6 +55,10 @@ def _resumed(directory: Path, config: CheckpointConfig) -> tuple[int, list[str]]
         return found.step, found.passed_over
 
 
+def _local(directory: Path, process: int = 0) -> Path:
+    return directory / LOCAL / f"{PROCESS}{process}"
+
+
 def _damage(checkpoint: Path) -> None:
     files = [path for path in (checkpoint / "variables").rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
@@ -71,7 +77,7 @@ def run(tmp_path: Path) -> tuple[Path, CheckpointConfig]:
 def test_each_tier_has_its_interval_and_its_retention(run: tuple[Path, CheckpointConfig]):
     directory, _ = run
     assert saved_steps(directory) == [10]
-    assert saved_steps(directory / LOCAL) == [12, 14]
+    assert saved_steps(_local(directory)) == [12, 14]
     assert last_finished(directory) == 14
 
 
@@ -80,17 +86,17 @@ def test_the_newest_of_either_tier_is_taken(run: tuple[Path, CheckpointConfig]):
     assert _resumed(directory, config) == (14, [])
     with TieredCheckpoints(directory, config) as checkpoints:
         _train(checkpoints, config, 15, 20)
-    assert saved_steps(directory / LOCAL) == [16, 18]
+    assert saved_steps(_local(directory)) == [16, 18]
     assert _resumed(directory, config) == (20, [])
 
 
 def test_damage_is_found_in_both_tiers(run: tuple[Path, CheckpointConfig]):
     directory, config = run
-    _damage(directory / LOCAL / "14")
+    _damage(_local(directory) / "14")
     step, passed_over = _resumed(directory, config)
     assert step == 12
     assert "local step 14 is damaged" in passed_over[0]
-    _damage(directory / LOCAL / "12")
+    _damage(_local(directory) / "12")
     assert _resumed(directory, config)[0] == 10
     _damage(directory / "10")
     with (
@@ -130,7 +136,7 @@ def test_newer_checkpoints_of_both_tiers_are_set_aside(run: tuple[Path, Checkpoi
     directory, config = run
     with TieredCheckpoints(directory, config) as checkpoints:
         checkpoints.set_aside_after(12)
-        assert saved_steps(directory / LOCAL) == [12]
+        assert saved_steps(_local(directory)) == [12]
         checkpoints.set_aside_after(0)
     assert last_finished(directory) == -1
 
@@ -161,14 +167,71 @@ def test_a_fast_disk_that_cannot_be_written_is_named_at_the_start(tmp_path: Path
         TieredCheckpoints(tmp_path / "run", _config(tmp_path / "file" / "fast"))
 
 
-def test_a_fast_disk_that_not_all_processes_see_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _two_processes(monkeypatch: pytest.MonkeyPatch, other: dict[int, list[str]]) -> None:
+    """This process and one that finds those steps, undamaged, on its own disk."""
+
+    def gather(here: str) -> list[str]:
+        return [here, json.dumps(other) if here.startswith("{") else here]
+
+    monkeypatch.setattr(local_tier, "gather_texts", gather)
+
+
+def _saves(directory: Path) -> dict[int, list[str]]:
+    own = _local(directory)
+    return {step: [read_shards(own / str(step))[0], ""] for step in saved_steps(own)}
+
+
+def test_a_step_counts_when_all_processes_have_it(
+    run: tuple[Path, CheckpointConfig], monkeypatch: pytest.MonkeyPatch
 ):
-    config = _config(tmp_path / "fast")
-    with TieredCheckpoints(tmp_path / "run", config) as checkpoints:
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
-        monkeypatch.setattr(multihost_utils, "sync_global_devices", lambda _: None)
-        monkeypatch.setattr(multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
-        with pytest.raises(CheckpointError, match="not the same folder for all processes"):
-            _train(checkpoints, config, 2, 2)
-        monkeypatch.undo()
+    directory, config = run
+    saves = _saves(directory)
+    _two_processes(monkeypatch, saves)
+    assert _resumed(directory, config) == (14, [])
+    _two_processes(monkeypatch, {12: saves[12]})
+    assert _resumed(directory, config) == (
+        12,
+        ["local step 14 is not on the disk of process 1"],
+    )
+    _two_processes(monkeypatch, {12: saves[12], 14: ["of an earlier start", ""]})
+    assert _resumed(directory, config) == (
+        12,
+        ["local step 14 was saved at different times by the processes"],
+    )
+
+
+def test_the_empty_disk_of_a_new_node_leads_to_the_durable_tier_with_one_line(
+    run: tuple[Path, CheckpointConfig], monkeypatch: pytest.MonkeyPatch
+):
+    directory, config = run
+    _two_processes(monkeypatch, {})
+    assert _resumed(directory, config) == (
+        10,
+        ["local checkpoints (of step 12, 14) are not used: process 1 found none"],
+    )
+    shutil.rmtree(directory / "10")
+    with (
+        TieredCheckpoints(directory, config) as checkpoints,
+        pytest.warns(UserWarning, match="there is no durable checkpoint yet"),
+    ):
+        assert checkpoints.find_latest() is None
+
+
+def test_a_manifest_that_is_missing_or_a_shard_list_that_is_cut_off_is_passed_over(
+    run: tuple[Path, CheckpointConfig],
+):
+    directory, config = run
+    (_local(directory) / "14" / MANIFEST).unlink()
+    assert _resumed(directory, config) == (12, ["local step 14 was not completely written"])
+    (_local(directory) / "12" / "shards" / "metadata").write_text("{")
+    step, passed_over = _resumed(directory, config)
+    assert step == 10
+    assert "local step 12 cannot be used" in passed_over[1]
+
+
+def test_only_the_last_set_aside_stays_on_the_fast_disk(run: tuple[Path, CheckpointConfig]):
+    directory, config = run
+    with TieredCheckpoints(directory, config) as checkpoints:
+        checkpoints.set_aside_after(12)
+        checkpoints.set_aside_after(10)
+    assert [path.name for path in _local(directory).iterdir()] == ["unusable-12"]

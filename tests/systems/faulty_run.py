@@ -1,8 +1,9 @@
 """Pretraining with one fault: python -m tests.systems.faulty_run FAULT STEP MARK [arguments …].
 
 The fault happens when the batch of STEP is read, unless the file MARK exists, which it makes; MARK
-"-" means at every attempt. "kill-second" and "slow-second" happen in process 1 alone; the latter
-at every step from STEP on. "nan" and "spike" poison that
+"-" means at every attempt. Faults that end in "-second" happen in process 1 alone: "slow-second" at
+every step from STEP on; "wipe-second" and "flip-second" are "kill-second" after its folder `disk`
+was emptied, or a bit of its newest checkpoint there was flipped. "nan" and "spike" poison that
 batch: its loss is changed inside the compiled step.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +23,7 @@ import jax.numpy as jnp
 
 from experiments.command_line import run_reporting_errors
 from experiments.pretrain import main
+from zaya_jax.checkpoint.manifest import saved_steps
 from zaya_jax.data.pipeline import BatchIterator
 from zaya_jax.training import loop as training_loop
 
@@ -39,10 +42,24 @@ def _poisoned(step: Any) -> Any:
     return poisoned_step
 
 
+def _flip_newest(own: Path) -> None:
+    """Flips a bit in the largest file of the newest checkpoint."""
+    checkpoint = own / str(saved_steps(own)[-1])
+    files = [path for path in (checkpoint / "variables").rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def _happen(fault: str, batch: dict[str, Any]) -> None:
+    if fault == "wipe-second":
+        shutil.rmtree("disk")
+    elif fault == "flip-second":
+        _flip_newest(next(Path("disk").glob("*/process-1")))
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    elif fault in ("kill", "kill-second"):
+    elif fault in ("kill", "kill-second", "wipe-second", "flip-second"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "hang":
         time.sleep(3_600)

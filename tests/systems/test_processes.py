@@ -17,6 +17,7 @@ from tests.conftest import QUICK_FLAGS
 from tests.systems.fault_drill import CONFIG, FAULT_STEP, ROOT, STEPS
 from tests.systems.recorded_run import row_checksums
 from zaya_jax import load_checkpoint
+from zaya_jax.checkpoint.manifest import saved_steps
 from zaya_jax.config import ConfigError
 from zaya_jax.data.pipeline import training_batches
 from zaya_jax.parallel import hosts
@@ -127,6 +128,59 @@ def _state(workdir: Path) -> Any:
 
 def _losses(workdir: Path) -> dict[int, float]:
     return {r["step"]: r["loss"] for r in read_metrics(workdir) if r["kind"] == "train"}
+
+
+_PRIVATE_DISKS = [
+    "--config.mesh.data=1",
+    "--config.mesh.fsdp=2",  # each has half of the parameters
+    "--config.checkpoint.local_directory=/proc/self/cwd/disk",  # one name, two folders
+    "--config.checkpoint.local_interval=5",
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two processes that split the parameters."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    _supervise(
+        folder / "run", ["--processes=2"], folder, ["experiments.pretrain", *_PRIVATE_DISKS[:2]]
+    )
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "step", "passed_over"),
+    [
+        ("kill-second", 30, []),
+        ("wipe-second", 20, ["local checkpoints (of step 25, 30) are not used: process 1"]),
+        ("flip-second", 25, ["local step 30 is damaged on the disk of process 1"]),
+    ],
+)
+def test_nodes_with_disks_of_their_own_go_on_from_the_newest_step_that_all_of_them_hold(
+    tmp_path: Path, undisturbed_halves: Path, fault: str, step: int, passed_over: list[str]
+):
+    names = ("127.0.0.1", "127.0.0.2")
+    for name in names:
+        (tmp_path / name).mkdir()
+    there = f'sh -c "cd {tmp_path}/{{node}} && PYTHONPATH={ROOT} exec {{command}}"'
+    launch = [f"--nodes={','.join(names)}", f"--on-node={there}", f"--port={free_port()}"]
+    workdir = tmp_path / "run"
+    job = ["tests.systems.faulty_run", fault, str(FAULT_STEP), str(tmp_path / "mark")]
+    _supervise(workdir, launch, undisturbed_halves, [*job, *_PRIVATE_DISKS])
+    events = [record for record in read_metrics(workdir) if record["kind"] == "event"]
+    resumed = [event["step"] for event in events if event["name"] == "resume"]
+    assert resumed == [step]
+    lines = [event["detail"] for event in events if event["name"] == "fallback"]
+    assert len(lines) == len(passed_over)
+    for line, start in zip(lines, passed_over, strict=True):
+        assert line.startswith(start)
+    jax.tree.map(np.testing.assert_array_equal, _state(undisturbed_halves / "run"), _state(workdir))
+    assert _losses(undisturbed_halves / "run") == _losses(workdir)
+    for index, name in enumerate(names):
+        (run,) = (tmp_path / name / "disk").iterdir()
+        assert [own.name for own in run.iterdir()] == [f"process-{index}"]
+        assert saved_steps(run / f"process-{index}") == [50, 55]
 
 
 @pytest.mark.slow

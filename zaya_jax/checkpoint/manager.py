@@ -8,14 +8,13 @@
 
 Orbax writes each checkpoint under a temporary name and renames it when it is whole. On top of that
 stand the manifest, which shows later damage, and retention that deletes an old checkpoint only
-after the new one has its manifest.
+after the new one has its manifest. A private directory belongs to one process alone; there `shards`
+says which parts of the arrays it holds (`zaya_jax/checkpoint/local_tier.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
 import threading
 from collections.abc import Mapping
@@ -25,10 +24,16 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from zaya_jax.checkpoint.disk_errors import check_writable, write_error
 from zaya_jax.checkpoint.error import CheckpointError as CheckpointError
 from zaya_jax.checkpoint.manifest import MANIFEST, find_damage, is_finished, write_manifest
 from zaya_jax.checkpoint.manifest import saved_steps as saved_steps
+from zaya_jax.checkpoint.private_orbax import open_private_manager
 from zaya_jax.checkpoint.settings import CheckpointConfig
+from zaya_jax.checkpoint.shards import SHARDS
+from zaya_jax.parallel.hosts import wait_for_all
+
+UNUSABLE = "unusable-"  # and the step: name of a checkpoint out of the run's way
 
 
 class Found(NamedTuple):
@@ -52,15 +57,25 @@ class CheckpointManager:
     Not thread-safe: call it from one thread. Use as a context manager or call `close`.
     """
 
-    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+    def __init__(
+        self, directory: Path, config: CheckpointConfig, *, is_private: bool = False
+    ) -> None:
         """Changes nothing on disk; the first save makes the directory if it is missing.
+
+        Args:
+          directory: where all processes write, or, if it is private, the calling one alone.
+          config: when old checkpoints go.
+          is_private: every process has a directory of its own, for what it can address.
 
         Raises:
           CheckpointError: when the directory cannot be made or written to.
         """
-        _check_writable(directory)
+        check_writable(directory)
         self._directory = directory
         self._config = config
+        self._is_private = is_private
+        # Elsewhere one process vouches for the files of all.
+        self._keeps_order = is_private or jax.process_index() == 0
         self._orbax: ocp.CheckpointManager | None = None
         self._commit: threading.Thread | None = None
         self._commit_error: Exception | None = None
@@ -99,14 +114,20 @@ class CheckpointManager:
         return None
 
     def set_aside_after(self, step: int) -> None:
-        """Renames checkpoints newer than `step` to `unusable-<step>`, out of the run's way."""
-        if jax.process_index() != 0:
+        """Renames checkpoints newer than `step` to `unusable-<step>`, out of the run's way.
+
+        In a private directory, on a small disk, those of an earlier time go.
+        """
+        newer = [found for found in saved_steps(self._directory) if found > step]
+        if not self._keeps_order or not newer:
             return
-        for newer in saved_steps(self._directory):
-            if newer > step:
-                target = self._directory / f"unusable-{newer}"
-                shutil.rmtree(target, ignore_errors=True)
-                (self._directory / str(newer)).rename(target)
+        if self._is_private:
+            for old in self._directory.glob(UNUSABLE + "*"):
+                shutil.rmtree(old)
+        for found in newer:
+            target = self._directory / f"{UNUSABLE}{found}"
+            shutil.rmtree(target, ignore_errors=True)
+            (self._directory / str(found)).rename(target)
 
     def metadata(self, step: int) -> dict[str, Any]:
         """What was saved about the run besides its state."""
@@ -135,19 +156,25 @@ class CheckpointManager:
         training: Any,
         data: Mapping[str, Any],
         metadata: Mapping[str, Any],
+        shards: Mapping[str, Any] | None = None,
     ) -> None:
         """Starts writing a checkpoint; returns when the arrays may be reused.
+
+        `shards` goes into a private directory: which parts of the arrays it holds, as JSON.
 
         Raises:
           CheckpointError: when this or the previous checkpoint cannot be written. Checkpoints
             finished before are untouched.
         """
         self.wait()
+        save_arrays = ocp.args.PyTreeSave if self._is_private else ocp.args.StandardSave
+        arrays = {"variables": variables, "training": training}
+        records = {"data": data, "metadata": metadata}
+        if self._is_private:
+            records[SHARDS] = shards or {}
         items = ocp.args.Composite(
-            variables=ocp.args.StandardSave(variables),
-            training=ocp.args.StandardSave(training),
-            data=ocp.args.JsonSave(dict(data)),
-            metadata=ocp.args.JsonSave(dict(metadata)),
+            **{name: save_arrays(tree) for name, tree in arrays.items()},
+            **{name: ocp.args.JsonSave(dict(record)) for name, record in records.items()},
         )
         try:
             if self._orbax is None:
@@ -155,7 +182,7 @@ class CheckpointManager:
             self._orbax.save(step, args=items, force=True)
         except (OSError, ValueError) as error:
             self._abandon_orbax()
-            raise _write_error(self._directory / str(step), error) from error
+            raise write_error(self._directory / str(step), error) from error
         self._commit = threading.Thread(target=self._finish, args=(step,), name="checkpoint")
         self._commit.start()
         if not self._config.asynchronous:
@@ -189,11 +216,18 @@ class CheckpointManager:
                 orbax.close()
 
     def _open_orbax(self) -> ocp.CheckpointManager:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self._is_private:
+            return open_private_manager(
+                self._directory.absolute(),
+                asynchronous=self._config.asynchronous,
+                arrays=("variables", "training"),
+                records=("data", "metadata", SHARDS),
+            )
         options = ocp.CheckpointManagerOptions(
             enable_async_checkpointing=self._config.asynchronous,
             cleanup_tmp_directories=True,  # what a killed run left half-written
         )
-        self._directory.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._directory.absolute(), options=options)
 
     def _abandon_orbax(self) -> None:
@@ -210,17 +244,19 @@ class CheckpointManager:
         assert self._orbax is not None
         try:
             self._orbax.wait_until_finished()
-            if jax.process_index() != 0:  # one process vouches for the files of all
+            if not self._keeps_order:
                 return
             write_manifest(path)
+            if self._is_private:  # a step goes only when all processes have a newer one
+                wait_for_all(f"wrote {path.name}")
             for old in steps_to_delete(saved_steps(self._directory), self._config):
                 (self._directory / str(old) / MANIFEST).unlink(missing_ok=True)
                 if jax.process_count() == 1:
                     self._orbax.delete(old)
                 else:  # Orbax would wait here for the other processes
                     shutil.rmtree(self._directory / str(old))
-        except (OSError, ValueError) as error:
-            self._commit_error = _write_error(path, error)
+        except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
+            self._commit_error = write_error(path, error)
 
 
 def steps_to_delete(steps: list[int], config: CheckpointConfig) -> list[int]:
@@ -256,35 +292,3 @@ def read_arrays(step_directory: Path, item: str, template: Any) -> Any:
             raise CheckpointError(
                 f"cannot read {path} into this run's state: {first_line}"
             ) from error
-
-
-def _check_writable(directory: Path) -> None:
-    """Refuses a directory that cannot be made or written to, without making it."""
-    ancestor = directory.absolute()
-    while not os.path.lexists(ancestor):
-        ancestor = ancestor.parent
-    if not ancestor.is_dir():
-        raise CheckpointError(
-            f"cannot make {directory}: {ancestor} is not a folder; choose another --workdir"
-        )
-    if not os.access(ancestor, os.W_OK | os.X_OK):
-        raise CheckpointError(
-            f"cannot write to {directory}: {ancestor} is not writable; choose another --workdir"
-        )
-
-
-def _write_error(path: Path, error: Exception) -> CheckpointError:
-    """One readable line for whatever Orbax or the file system raised."""
-    text = str(error)
-    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-        reason = "no space left on the device"
-    elif getattr(error, "errno", None) in (errno.EDQUOT, errno.EFBIG) or "File too large" in text:
-        reason = "the disk quota or file size limit is reached"
-    elif isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
-    else:
-        reason = text.strip().splitlines()[0] if text.strip() else repr(error)
-    return CheckpointError(
-        f"cannot write {path}: {reason}. Checkpoints finished before are intact; make room or "
-        "choose another --workdir, then run the same command again"
-    )

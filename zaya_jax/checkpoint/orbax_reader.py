@@ -29,6 +29,7 @@ from zaya_jax.checkpoint.manifest import (
 )
 from zaya_jax.checkpoint.raw_chunks import ARRAY_METADATA, RawArray, open_raw_array
 from zaya_jax.checkpoint.reader import Index, Leaf, Reader
+from zaya_jax.checkpoint.shards import check_is_whole
 from zaya_jax.checkpoint.strict_json import read_object
 from zaya_jax.checkpoint.tensor_rule import LeafPath
 from zaya_jax.config import ConfigError, ModelConfig
@@ -61,6 +62,7 @@ class OrbaxReader(Reader):
         """
         if not is_finished(folder):
             raise CheckpointError(f"{folder} was not completely written; choose another one")
+        check_is_whole(folder)
         self.path = folder
         self._manifest = read_manifest(folder)
         metadata = read_metadata(folder)

@@ -12,7 +12,7 @@ class Tier(enum.StrEnum):
     """Where a checkpoint is written."""
 
     DURABLE = "durable"  # DIR/checkpoints
-    LOCAL = "local"  # checkpoint.local_directory
+    LOCAL = "local"  # checkpoint.local_directory, each process what it needs itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CheckpointConfig:
     keep_last: int = 2  # newest checkpoints kept; 2 leave one to fall back to
     keep_every: int = 0  # also keep checkpoints whose step is a multiple of this; 0 = none
     asynchronous: bool = True  # write in the background while training goes on
-    local_directory: str = ""  # fast disk for more of them, which all processes see; "" = none
+    local_directory: str = ""  # fast disk for more of them, each node's own or shared; "" = none
     local_interval: int = 0  # steps between checkpoints on it; 0 = none
-    local_keep_last: int = 2  # newest ones kept there
+    local_keep_last: int = 2  # newest ones kept there; 2 leave one to fall back to
 
     def __post_init__(self) -> None:
         least = {"interval": 0, "keep_last": 1, "keep_every": 0}

@@ -4,46 +4,43 @@
     DIR/checkpoints/local       a link to this run's folder in `checkpoint.local_directory`,
                                 which gets one every `checkpoint.local_interval` steps
 
-Each tier is a `CheckpointManager`, with its own Orbax manager, retention and manifests. A run goes
-on from the newest intact checkpoint of either. The link belongs to the run: a new run at the same
-place does not find the fast checkpoints of an old one, and a disk that is gone costs only the steps
-since the last durable one.
+Each tier has its own Orbax manager, retention and manifests. A run goes on from the newest intact
+checkpoint of either. The link belongs to the run: a new run at the same place does not find the
+fast checkpoints of an old one, and a disk that is gone costs only the steps since the last durable
+one. All processes see DIR; the folder on the fast disk may be another one on every node.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
+from zaya_jax.checkpoint.disk_errors import check_writable
 from zaya_jax.checkpoint.error import CheckpointError
+from zaya_jax.checkpoint.local_tier import LocalFound, LocalTier, Template, newest_seen
 from zaya_jax.checkpoint.manager import CheckpointManager, Found, Restored, saved_steps
 from zaya_jax.checkpoint.manifest import is_finished
 from zaya_jax.checkpoint.settings import CheckpointConfig, Tier
+from zaya_jax.parallel.hosts import gather_texts, is_first_process
 
 LOCAL = "local"
 
 
 def last_finished(directory: Path) -> int:
-    """The newest finished checkpoint of either tier, unverified; -1 where there is none."""
-    folders = (directory, directory / LOCAL)
-    finished = [
-        step
-        for folder in folders
-        for step in saved_steps(folder)
-        if is_finished(folder / str(step))
-    ]
-    return max(finished, default=-1)
+    """The newest finished checkpoint of either tier seen from here, unverified; -1: there is none.
+
+    Of the local tier that is what some process finished, not what all agree on.
+    """
+    durable = [step for step in saved_steps(directory) if is_finished(directory / str(step))]
+    return max(*durable, -1, newest_seen(directory / LOCAL))
 
 
 class TieredCheckpoints:
-    """Both tiers as one; used like a `CheckpointManager`."""
+    """Both tiers as one; used like a `CheckpointManager`, by all processes at the same time."""
 
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
         """Changes nothing on disk.
@@ -51,12 +48,16 @@ class TieredCheckpoints:
         Raises:
           CheckpointError: when a folder cannot be made or written to.
         """
-        self._config, self._link = config, directory / LOCAL
+        self._directory, self._config, self._link = directory, config, directory / LOCAL
         self._durable = CheckpointManager(directory, config)
-        self._local = self._open_local() if self._link.is_dir() else None
-        self._holder: dict[int, CheckpointManager] = {}  # of steps found intact
         if config.local_directory:  # refuse a bad one now rather than at the first save
-            CheckpointManager(Path(config.local_directory), config).close()
+            check_writable(Path(config.local_directory))
+        found = str(self._link.readlink()) if self._link.is_symlink() else ""
+        # What process 0 sees goes for all, so that they do the same.
+        folder = gather_texts(found)[0]
+        self._wanted = Path(gather_texts(os.path.abspath(config.local_directory))[0])
+        self._local = LocalTier(Path(folder), config) if folder else None
+        self._holder: dict[int, CheckpointManager | LocalTier] = {}  # of steps found intact
 
     def __enter__(self) -> TieredCheckpoints:
         return self
@@ -64,36 +65,57 @@ class TieredCheckpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def find_latest(self) -> Found | None:
+    def find_latest(self, template: Template | None = None) -> Found | None:
         """The newest intact checkpoint of either tier; None when none was ever finished.
+
+        Warns when there are only local checkpoints of which processes lack what they need.
+
+        Args:
+          template: gives the state that is to be read; None: one that every process holds whole.
 
         Raises:
           CheckpointError: when there are finished checkpoints and all are damaged.
         """
-        best: Found | None = None
-        passed_over, errors = [], []
-        for manager in self._tiers():
-            name = "" if manager is self._durable else "local "
+        local = LocalFound(None) if self._local is None else self._local.find_latest(template)
+        passed_over = list(local.passed_over)
+        newest = -1 if local.step is None else local.step
+        durable = None
+        if max(saved_steps(self._directory), default=-1) > newest:  # else it need not be read
             try:
-                found = manager.find_latest()
+                durable = self._durable.find_latest()
             except CheckpointError as error:
-                errors.append(error)
-                passed_over.append(str(error))
-                continue
-            if found is None:
-                continue
-            passed_over += [name + line for line in found.passed_over]
-            if best is None or found.step >= best.step:
-                best = found
-                self._holder[found.step] = manager
-        if best is None and errors:
-            raise errors[0]
-        return None if best is None else Found(best.step, passed_over)
+                if local.step is None:
+                    raise
+                passed_over.append((newest + 1, str(error)))
+        if durable is not None and durable.step > newest:
+            self._holder[durable.step] = self._durable
+            lines = [line for step, line in passed_over if step > durable.step]
+            return Found(durable.step, [*lines, *durable.passed_over])
+        if local.step is not None:
+            assert self._local is not None
+            self._holder[local.step] = self._local
+            lines = [line for step, line in passed_over if step > local.step]
+            return Found(local.step, lines)
+        self._report_useless(local)
+        return None
+
+    def _report_useless(self, local: LocalFound) -> None:
+        """There are no durable checkpoints, and the local ones cannot be used."""
+        if not local.passed_over:
+            return
+        listed = "; ".join(line for _, line in local.passed_over)
+        if local.is_damaged:
+            raise CheckpointError(
+                f"no usable checkpoint in {self._directory}: {listed}. Put back a copy of one, or "
+                "start again in an empty --workdir"
+            )
+        if is_first_process():
+            warnings.warn(f"{listed}; there is no durable checkpoint yet", stacklevel=3)
 
     def set_aside_after(self, step: int) -> None:
         """Renames newer checkpoints of both tiers, out of the run's way."""
-        for manager in self._tiers():
-            manager.set_aside_after(step)
+        for tier in self._tiers():
+            tier.set_aside_after(step)
 
     def metadata(self, step: int) -> dict[str, Any]:
         """What was saved about the run besides its state."""
@@ -115,55 +137,33 @@ class TieredCheckpoints:
     ) -> None:
         """Starts writing a checkpoint into a tier, like `CheckpointManager.save`."""
         self.wait()  # also for the other tier, so that there is one copy of the state at a time
-        if tier is Tier.LOCAL and not self._has_own_link():
-            self._make_link()
-        manager = self._durable if tier is Tier.DURABLE else self._local
-        assert manager is not None
-        manager.save(step, variables=variables, training=training, data=data, metadata=metadata)
-        self._holder[step] = manager
+        holder = self._durable if tier is Tier.DURABLE else self._local_for_saving()
+        holder.save(step, variables=variables, training=training, data=data, metadata=metadata)
+        self._holder[step] = holder
 
     def wait(self) -> None:
         """Blocks until what is being written is durable."""
-        for manager in self._tiers():
-            manager.wait()
+        for tier in self._tiers():
+            tier.wait()
 
     def close(self) -> None:
         """Waits, then lets go of all threads."""
-        for manager in self._tiers():
-            manager.close()
+        for tier in self._tiers():
+            tier.close()
 
-    def _tiers(self) -> list[CheckpointManager]:
+    def _tiers(self) -> list[CheckpointManager | LocalTier]:
         return [self._durable, *([] if self._local is None else [self._local])]
 
-    def _open_local(self) -> CheckpointManager:
-        own = dataclasses.replace(
-            self._config, keep_last=self._config.local_keep_last, keep_every=0
-        )
-        return CheckpointManager(self._link.resolve(), own)
-
-    def _has_own_link(self) -> bool:
-        wanted = Path(self._config.local_directory).resolve()
-        return self._local is not None and self._link.resolve().parent == wanted
-
-    def _make_link(self) -> None:
-        """A new folder on the fast disk, and the link to it.
-
-        Raises:
-          CheckpointError: when the folder is not one that all processes see.
-        """
+    def _local_for_saving(self) -> LocalTier:
+        """The tier in `checkpoint.local_directory`; a new folder there if the run has another."""
+        if self._local is not None and self._local.folder.parent == self._wanted:
+            return self._local
         if self._local is not None:
             self._local.close()
-        if jax.process_index() == 0:
-            folder = Path(self._config.local_directory).resolve() / uuid.uuid4().hex
-            folder.mkdir(parents=True)
+        folder = self._wanted / gather_texts(uuid.uuid4().hex)[0]
+        if is_first_process():
             self._link.parent.mkdir(parents=True, exist_ok=True)
             self._link.unlink(missing_ok=True)
             self._link.symlink_to(folder, target_is_directory=True)
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("checkpoint.local_directory")
-            if not multihost_utils.process_allgather(np.int32(self._link.is_dir())).all():
-                raise CheckpointError(
-                    f"checkpoint.local_directory={self._config.local_directory!r} is not the same "
-                    "folder for all processes; give one that they share, or leave it out"
-                )
-        self._local = self._open_local()
+        self._local = LocalTier(folder, self._config)
+        return self._local

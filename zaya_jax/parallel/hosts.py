@@ -21,6 +21,7 @@ from zaya_jax.config import ConfigError
 
 _TIMEOUT_SECONDS = 300
 _COMPILE_SECONDS = 3_600  # that processes wait for the slowest one to compile
+_ROUND = 1_024  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,19 @@ def any_process(here: bool) -> bool:
     if jax.process_count() == 1:
         return here
     return bool(multihost_utils.process_allgather(np.int32(here)).any())
+
+
+def gather_texts(here: str) -> list[str]:
+    """The text of every process, in their order; every process must ask at the same time."""
+    if jax.process_count() == 1:
+        return [here]
+    wait_for_all("gather")  # on the coordinator, for as long as it takes
+    content = np.frombuffer(here.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(content.size))
+    rows = np.zeros(-(-int(sizes.max()) // _ROUND) * _ROUND, np.uint8)  # few programs
+    rows[: content.size] = content
+    gathered = np.asarray(multihost_utils.process_allgather(rows))
+    return [row[:size].tobytes().decode() for row, size in zip(gathered, sizes, strict=True)]
 
 
 def wait_for_all(place: str) -> None:

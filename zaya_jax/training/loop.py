@@ -36,8 +36,8 @@ from zaya_jax.training.preemption import StopSignal
 from zaya_jax.training.probe import Probe
 from zaya_jax.training.profile import Profiler
 from zaya_jax.training.settings import RunConfig
-from zaya_jax.training.startup import training_part
-from zaya_jax.training.state import TrainState, abstract_batch, abstract_state
+from zaya_jax.training.startup import saved_template, training_part
+from zaya_jax.training.state import TrainState, abstract_batch
 from zaya_jax.training.step import StepMetrics, train_step
 from zaya_jax.training.validation import TrainingError, Validator
 from zaya_jax.training.watchdog import BadLossPolicy, guarded_step
@@ -152,7 +152,7 @@ class Loop:
             self._event(step + 1, name, detail)
         if outcome is Outcome.REWIND:
             self.checkpoints.wait()
-            found = self.checkpoints.find_latest()
+            found = self.checkpoints.find_latest(self._template)
             if found is not None:
                 self._event(step + 1, "rewind", f"to the checkpoint of step {found.step}")
                 return found.step, self._read_state(found.step, state.base), None
@@ -163,9 +163,11 @@ class Loop:
 
     def _read_state(self, step: int, base: Any) -> TrainState:
         """A saved state; the data stream and frozen parameters stay as they are."""
-        template = self.placement.abstract(abstract_state(self.config))
-        found = self.checkpoints.restore(step, template.variables, training_part(template))
+        found = self.checkpoints.restore(step, **self._template())
         return TrainState(**found.variables, **found.training, base=base)
+
+    def _template(self) -> dict[str, Any]:
+        return saved_template(self.config, self.placement)
 
     def _next_batch(self) -> dict[str, Any]:
         with self.clock.measure("data_wait"):

@@ -46,14 +46,19 @@ class Resumption:
     events: list[tuple[str, str]]  # (name, detail) for the metrics file
 
 
-def find_resumption(config: RunConfig, checkpoints: TieredCheckpoints) -> Resumption | None:
+def find_resumption(
+    config: RunConfig, checkpoints: TieredCheckpoints, placement: Placement | None = None
+) -> Resumption | None:
     """Finds the checkpoint to continue from; reads its settings but no tensor. None: a new run.
+
+    Without a placement this process must find whole arrays.
 
     Raises:
       CheckpointError: when all checkpoints are damaged.
       ConfigError: when the architecture differs from the saved one; lists the fields.
     """
-    found = checkpoints.find_latest()
+    template = None if placement is None else lambda: saved_template(config, placement)
+    found = checkpoints.find_latest(template)
     if found is None:
         return None
     saved = checkpoints.metadata(found.step)["config"]
@@ -153,8 +158,7 @@ def restored_state(
       DataError: when the data, tokenizer or batch shape is not what the run began with.
       CheckpointError: when the tensors do not fit.
     """
-    template = placement.abstract(abstract_state(config))
-    restored = checkpoints.restore(step, template.variables, training_part(template))
+    restored = checkpoints.restore(step, **saved_template(config, placement))
     batches.set_state(restored.data)
     base = None
     if config.lora.rank:
@@ -184,6 +188,12 @@ def _lora_differences(saved: Mapping[str, Any], current: LoraConfig) -> list[str
         for name, value in asked.items()
         if saved.get(name) != value
     ]
+
+
+def saved_template(config: RunConfig, placement: Placement) -> dict[str, Any]:
+    """Shapes and shardings of what a checkpoint holds, by its items."""
+    template = placement.abstract(abstract_state(config))
+    return {"variables": template.variables, "training": training_part(template)}
 
 
 def training_part(state: TrainState) -> dict[str, Any]:
