@@ -16,7 +16,7 @@ from zaya_jax.checkpoint.local_tier import PROCESS
 from zaya_jax.checkpoint.manager import CheckpointError, saved_steps
 from zaya_jax.checkpoint.manifest import MANIFEST
 from zaya_jax.checkpoint.settings import CheckpointConfig, Tier
-from zaya_jax.checkpoint.shards import read_shards
+from zaya_jax.checkpoint.shards import Held, read_shards
 from zaya_jax.checkpoint.tiers import LOCAL, TieredCheckpoints, last_finished
 from zaya_jax.config import ConfigError
 
@@ -235,3 +235,16 @@ def test_only_the_last_set_aside_stays_on_the_fast_disk(run: tuple[Path, Checkpo
         checkpoints.set_aside_after(12)
         checkpoints.set_aside_after(10)
     assert [path.name for path in _local(directory).iterdir()] == ["unusable-12"]
+
+
+def test_a_mesh_of_which_a_process_would_not_save_all_it_holds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    half = {"['variables']['w']": Held((64,), (((0, 32),),))}
+    monkeypatch.setattr(local_tier, "written_shards", lambda _: half)
+    config = _config(tmp_path / "fast")
+    with (
+        TieredCheckpoints(tmp_path / "run", config) as checkpoints,
+        pytest.raises(CheckpointError, match=r"different copies of \['variables'\]\['w'\]"),
+    ):
+        _train(checkpoints, config, 2, 2)

@@ -107,10 +107,23 @@ class LocalTier:
         data: Mapping[str, Any],
         metadata: Mapping[str, Any],
     ) -> None:
-        """Starts writing what this process holds, like `CheckpointManager.save`."""
+        """Starts writing what this process holds, like `CheckpointManager.save`.
+
+        Raises:
+          CheckpointError: also on a mesh of which Orbax would not write all that a process holds.
+        """
         if not self._save_name:
             self._save_name = gather_texts(uuid.uuid4().hex)[0]
-        held = written_shards({"variables": variables, "training": training})
+        trees = {"variables": variables, "training": training}
+        held = written_shards(trees)
+        missing = first_missing(held, needed_shards(trees))
+        if missing:
+            raise CheckpointError(
+                f"checkpoint.local_directory={self._config.local_directory!r}: process "
+                f"{jax.process_index()} holds parts of different copies of {missing}, and only one "
+                "of them would be saved; choose a mesh that divides evenly among the processes, or "
+                "leave it out"
+            )
         self._manager.save(
             step,
             variables=variables,
