@@ -36,7 +36,8 @@ def open_private_manager(
         enable_async_checkpointing=asynchronous,
         cleanup_tmp_directories=True,
         multiprocessing_options=alone,
-        enable_per_process_directory_creation=True,
+        # Processes would announce directories made meanwhile to each other, under one name.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     array_handler = ocp.type_handlers.ArrayHandler(
         primary_host=None, replica_id=None, use_replica_parallel=False
