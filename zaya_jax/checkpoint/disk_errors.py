@@ -9,8 +9,10 @@ from pathlib import Path
 from zaya_jax.checkpoint.error import CheckpointError
 
 
-def check_writable(directory: Path) -> None:
-    """Refuses a directory that cannot be made or written to, without making it.
+def check_writable(directory: Path, option: str = "--workdir") -> None:
+    """Refuses a directory, which that option names, if it cannot be made or written to.
+
+    It makes nothing.
 
     Raises:
       CheckpointError: names what is in the way.
@@ -20,15 +22,15 @@ def check_writable(directory: Path) -> None:
         ancestor = ancestor.parent
     if not ancestor.is_dir():
         raise CheckpointError(
-            f"cannot make {directory}: {ancestor} is not a folder; choose another --workdir"
+            f"cannot make {directory}: {ancestor} is not a folder; choose another {option}"
         )
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise CheckpointError(
-            f"cannot write to {directory}: {ancestor} is not writable; choose another --workdir"
+            f"cannot write to {directory}: {ancestor} is not writable; choose another {option}"
         )
 
 
-def write_error(path: Path, error: Exception) -> CheckpointError:
+def write_error(path: Path, error: Exception, option: str = "--workdir") -> CheckpointError:
     """One readable line for whatever Orbax or the file system raised."""
     text = str(error)
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
@@ -41,5 +43,5 @@ def write_error(path: Path, error: Exception) -> CheckpointError:
         reason = text.strip().splitlines()[0] if text.strip() else repr(error)
     return CheckpointError(
         f"cannot write {path}: {reason}. Checkpoints finished before are intact; make room or "
-        "choose another --workdir, then run the same command again"
+        f"choose another {option}, then run the same command again"
     )

@@ -31,7 +31,7 @@ from zaya_jax.checkpoint.manager import CheckpointManager, Restored
 from zaya_jax.checkpoint.manifest import find_damage, is_finished, saved_steps
 from zaya_jax.checkpoint.private_orbax import needed_shards, written_shards
 from zaya_jax.checkpoint.settings import CheckpointConfig
-from zaya_jax.checkpoint.shards import first_missing, holds_all, read_shards, shards_record
+from zaya_jax.checkpoint.shards import Box, first_missing, holds_all, read_shards, shards_record
 from zaya_jax.parallel.hosts import gather_texts
 
 PROCESS = "process-"  # and its index: name of its folder
@@ -62,7 +62,9 @@ class LocalTier:
 
     def find_latest(self, template: Template | None = None) -> LocalFound:
         """Agrees on a step. `template` says what is needed; None: all that was saved."""
-        mine = {step: dataclasses.astuple(self._view(step, template)) for step in self._steps()}
+        own = self._steps()
+        needed = needed_shards(template()) if template is not None and own else None
+        mine = {step: dataclasses.astuple(self._view(step, needed)) for step in own}
         views = [
             {int(step): View(*view) for step, view in json.loads(text).items()}
             for text in gather_texts(json.dumps(mine))
@@ -153,7 +155,7 @@ class LocalTier:
     def _steps(self) -> list[int]:
         return saved_steps(self._own)
 
-    def _view(self, step: int, template: Template | None) -> View:
+    def _view(self, step: int, needed: Mapping[str, set[Box]] | None) -> View:
         path = self._own / str(step)
         if not is_finished(path):
             return View("", "was not completely written")
@@ -161,9 +163,9 @@ class LocalTier:
             save, held = read_shards(path)
         except CheckpointError as error:
             return View("", f"cannot be used ({error})")
-        if template is None:
+        if needed is None:
             return View(save, "" if holds_all(held) else "lacks parts of its arrays")
-        missing = first_missing(held, needed_shards(template()))
+        missing = first_missing(held, needed)
         return View(save, f"lacks parts of {missing} that this mesh needs" if missing else "")
 
 

@@ -70,7 +70,8 @@ class CheckpointManager:
         Raises:
           CheckpointError: when the directory cannot be made or written to.
         """
-        check_writable(directory)
+        self._option = "checkpoint.local_directory" if is_private else "--workdir"
+        check_writable(directory, self._option)
         self._directory = directory
         self._config = config
         self._is_private = is_private
@@ -182,7 +183,7 @@ class CheckpointManager:
             self._orbax.save(step, args=items, force=True)
         except (OSError, ValueError) as error:
             self._abandon_orbax()
-            raise write_error(self._directory / str(step), error) from error
+            raise write_error(self._directory / str(step), error, self._option) from error
         self._commit = threading.Thread(target=self._finish, args=(step,), name="checkpoint")
         self._commit.start()
         if not self._config.asynchronous:
@@ -256,7 +257,7 @@ class CheckpointManager:
                 else:  # Orbax would wait here for the other processes
                     shutil.rmtree(self._directory / str(old))
         except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
-            self._commit_error = write_error(path, error)
+            self._commit_error = write_error(path, error, self._option)
 
 
 def steps_to_delete(steps: list[int], config: CheckpointConfig) -> list[int]:

@@ -51,7 +51,7 @@ class TieredCheckpoints:
         self._directory, self._config, self._link = directory, config, directory / LOCAL
         self._durable = CheckpointManager(directory, config)
         if config.local_directory:  # refuse a bad one now rather than at the first save
-            check_writable(Path(config.local_directory))
+            check_writable(Path(config.local_directory), "checkpoint.local_directory")
         found = str(self._link.readlink()) if self._link.is_symlink() else ""
         # What process 0 sees goes for all, so that they do the same.
         folder = gather_texts(found)[0]
