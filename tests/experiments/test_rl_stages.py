@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from experiments.configs import zaya1_8b, zaya1_8b_rl
+from experiments.configs import own_environment, zaya1_8b, zaya1_8b_rl
 from zaya_jax.config import ConfigError
 from zaya_jax.rl import dry_run
+from zaya_jax.rl.environments.protocol import Environment
 from zaya_jax.rl.pipeline import PipelineConfig
 from zaya_jax.training.config_file import to_run_config
 
@@ -50,6 +57,39 @@ def test_an_unknown_stage_is_named() -> None:
         zaya1_8b.get_config("chess")
     with pytest.raises(ConfigError, match="RL stage 'sft131k' is none of: rl_warmup"):
         zaya1_8b_rl.get_rl("sft131k")
+
+
+def test_the_environment_to_copy_tells_right_from_wrong_and_holds_problems_out() -> None:
+    (learnt,), (held_out,) = (
+        own_environment.get_rl().environments(),
+        own_environment.get_rl().held_out(),
+    )
+    assert isinstance(learnt, Environment)
+    for difficulty in range(learnt.hardest + 1):
+        problems = [learnt.sample(difficulty, seed) for seed in range(60)]
+        assert problems == [learnt.sample(difficulty, seed) for seed in range(60)]
+        for problem in problems:
+            digits = problem.prompt.removeprefix("smallest ").removesuffix("=")
+            assert len(set(digits)) == len(digits) == 3 + difficulty
+            assert learnt.score(problem, f" {min(digits)}\n").reward == 1
+            assert learnt.score(problem, max(digits)).reward == 0
+            assert learnt.score(problem, learnt.demonstration(problem, right=True)).reward == 1
+        others = {held_out.sample(difficulty, seed).prompt for seed in range(200)}
+        assert not others & {problem.prompt for problem in problems}
+
+
+@pytest.mark.slow
+def test_the_environment_to_copy_is_learnt(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments.rl", "--config", own_environment.__file__]
+    command += ["--workdir", str(tmp_path), "--config.train.steps=20"]
+    # The devices of the tests are more than this stage has rows for.
+    alone = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    ended = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    solved = {r["step"]: r["solve_rate"] for r in records if r["kind"] == "validation"}
+    assert solved[0] < 0.75
+    assert solved[20] > solved[0] + 0.15
 
 
 @pytest.mark.slow

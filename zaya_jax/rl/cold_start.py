@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +16,20 @@ import numpy as np
 from zaya_jax.config import ModelConfig
 from zaya_jax.optimizer.settings import OptimizerConfig
 from zaya_jax.rl.aggregation import Aggregation, token_weights
-from zaya_jax.rl.environments.practice import PracticeEnvironment
+from zaya_jax.rl.environments.protocol import Environment, Problem, sample_problem
 from zaya_jax.rl.losses.tokens import PolicyLossConfig, PolicyTokens, TokenLosses, on_response
 from zaya_jax.rl.packing import Rows, pack_rollouts
 from zaya_jax.rl.records import Rollout
 from zaya_jax.rl.trainer import PolicyTrainer
 from zaya_jax.training.placement import Placement
+
+
+class TaughtEnvironment(Environment, Protocol):
+    """An environment with a teacher."""
+
+    def demonstration(self, problem: Problem, *, right: bool) -> str:
+        """What he answers, careful or not."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +48,7 @@ class ColdStart:
     batch: int
     learning_rate: float
     right_share: float
-    environments: tuple[PracticeEnvironment, ...]
+    environments: tuple[TaughtEnvironment, ...]
 
 
 IMITATION = PolicyLossConfig(kind="zaya_jax.rl.cold_start:imitation")
@@ -71,7 +79,7 @@ def cold_start(
         pairs = []
         for _ in range(config.batch):
             environment = draw.choice(config.environments)
-            problem = environment.sample(0, draw.getrandbits(31))
+            problem = sample_problem(environment, 0, draw.getrandbits(31))
             right = draw.random() < config.right_share
             answer = environment.demonstration(problem, right=right)
             pairs.append((encode(problem.prompt), encode_response(answer)))

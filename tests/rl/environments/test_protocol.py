@@ -10,6 +10,7 @@ from zaya_jax.rl.environments.protocol import (
     Problem,
     Score,
     last_tagged,
+    sample_problem,
     score_response,
     strip_thinking,
 )
@@ -77,6 +78,43 @@ def test_an_answer_in_the_thinking_does_not_count() -> None:
 def test_a_failing_verifier_marks_the_score_as_broken() -> None:
     score = score_response(Echo(), PROBLEM, "break")
     assert (score.broken, score.reason) == (True, "echo: no verifier")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (3.0, "echo: the verifier raised RLError: reward 3.0 (x): must lie in [0, 1]"),
+        (None, "echo: the verifier gave None, must give a Score"),
+        (KeyError("digit"), "echo: the verifier raised KeyError: 'digit'"),
+    ],
+)
+def test_a_verifier_that_gives_no_score_is_broken_and_named(found: object, reason: str) -> None:
+    class Wrong(Echo):
+        def score(self, problem: Problem, answer: str) -> Score:
+            if isinstance(found, Exception):
+                raise found
+            return found if found is None else Score(found, "x")  # type: ignore[return-value,arg-type]
+
+    score = score_response(Wrong(), PROBLEM, "7")
+    assert (score.broken, score.reason) == (True, reason)
+
+
+def test_an_environment_that_makes_no_problem_is_broken_and_named() -> None:
+    class Raising(Echo):
+        def sample(self, difficulty: int, seed: int) -> Problem:
+            raise KeyError("digits")
+
+    class Empty(Echo):
+        def sample(self, difficulty: int, seed: int) -> Problem:
+            return None  # type: ignore[return-value]
+
+    assert sample_problem(Echo(), 2, 7) == PROBLEM
+    with pytest.raises(
+        BrokenEnvironmentError, match=r"echo: sample\(2, 7\) raised KeyError: 'digi"
+    ):
+        sample_problem(Raising(), 2, 7)
+    with pytest.raises(BrokenEnvironmentError, match=r"echo: sample\(2, 7\) gave None, must give"):
+        sample_problem(Empty(), 2, 7)
 
 
 def test_rewards_outside_zero_and_one_are_refused() -> None:

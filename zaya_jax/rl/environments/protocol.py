@@ -84,6 +84,29 @@ class Environment(Protocol):
         ...
 
 
+def sample_problem(environment: Environment, difficulty: int, seed: int) -> Problem:
+    """The problem, whatever else goes wrong than what the environment foresaw.
+
+    Raises:
+      BrokenEnvironmentError: when there is no such problem, or the environment fails.
+    """
+    try:
+        problem = environment.sample(difficulty, seed)
+    except BrokenEnvironmentError:
+        raise
+    except Exception as failure:
+        raise BrokenEnvironmentError(
+            f"{environment.name}: sample({difficulty}, {seed}) raised "
+            f"{type(failure).__name__}: {failure}"
+        ) from failure
+    if not isinstance(problem, Problem):
+        raise BrokenEnvironmentError(
+            f"{environment.name}: sample({difficulty}, {seed}) gave {problem!r}, must give a "
+            "Problem"
+        )
+    return problem
+
+
 def score_response(
     environment: Environment, problem: Problem, response: str, *, has_thinking: bool = True
 ) -> Score:
@@ -102,12 +125,16 @@ def score_response(
     if answer is None:
         return Score(0.0, "no end of thinking")
     try:
-        return environment.score(problem, answer)
+        score = environment.score(problem, answer)
     except BrokenEnvironmentError as failure:
         return Score(0.0, str(failure), broken=True)
     except Exception as failure:  # a fault of the verifier, not of the response
         reason = f"{environment.name}: the verifier raised {type(failure).__name__}: {failure}"
         return Score(0.0, reason, broken=True)
+    if not isinstance(score, Score):
+        reason = f"{environment.name}: the verifier gave {score!r}, must give a Score"
+        return Score(0.0, reason, broken=True)
+    return score
 
 
 THINK_START, THINK_END = "<think>", "</think>"
