@@ -19,10 +19,11 @@ from zaya_jax.rl.engine_sampler import EngineSampler
 from zaya_jax.rl.group_maker import GroupMaker
 from zaya_jax.rl.learner import Learner
 from zaya_jax.rl.pipeline import PipelineConfig, PipelineStage, WorkerPlace
-from zaya_jax.rl.prompts import PromptCodec
-from zaya_jax.rl.ray_engine import RayEngine
+from zaya_jax.rl.prompts import PromptCodec, PromptStyle
+from zaya_jax.rl.ray_engine import ray_engines
 from zaya_jax.rl.rollout_worker import RolloutEngine
 from zaya_jax.rl.sampler import ForwardSampler, Sampler
+from zaya_jax.rl.scoring import Scorer
 from zaya_jax.rl.server_engine import ServerEngine
 from zaya_jax.rl.setup import RLSetup
 from zaya_jax.rl.stage import Stage
@@ -107,7 +108,9 @@ def _pipeline_engines(
     workers = range(pipeline.workers)
     if pipeline.place is WorkerPlace.RAY:
         there = functools.partial(make, jax.device_get(variables))
-        return [RayEngine(there, pipeline.resources) for _ in workers], make(variables)
+        scorer = functools.partial(make_scorer, setup) if pipeline.score_in_actors else None
+        actors = ray_engines(pipeline.workers, there, pipeline.resources, scorer)
+        return actors, make(variables)
     if pipeline.place is WorkerPlace.SERVER:
         servers: list[RolloutEngine] = [
             ServerEngine(
@@ -138,6 +141,12 @@ def engine_sampler(
     """A new engine with these weights, on the first device or on those given."""
     engine = Engine(model, variables, settings=settings, devices=devices)
     return EngineSampler(engine, stop_token=stop_token, most_tokens=most_tokens)
+
+
+def make_scorer(setup: RLSetup) -> Scorer:
+    """What scores responses to the problems that are learnt from."""
+    thinks = setup.stage.prompt is PromptStyle.THINKING
+    return Scorer(setup.environments(), has_thinking=thinks)
 
 
 def _lower(a: int | None, b: int | None) -> int | None:

@@ -31,26 +31,34 @@ from zaya_jax.rl.setup import ColdStart, RLSetup
 from zaya_jax.rl.stage_config import StageConfig
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 6
+GROUP_SIZE = 8
 VARIANTS = ("", "pipeline", "ray", "shuffled")
 
-_ENGINE = EngineSettings(
-    slots=128,
-    page_size=8,
-    cache_tokens=128 * 24,
-    prefill_chunk=16,
-    prefill_rows=128,
-    decode_steps=RESPONSE_TOKENS,
-    least_rows=128,  # one program for all numbers of rows
-    prefix_cache=False,
-)
-# Sampler and trainer share two cores here: workers must not fill a buffer that nobody empties.
+
+def _engine(groups: int) -> EngineSettings:
+    """An engine with a row for each response of so many groups, and one program for them."""
+    rows = groups * GROUP_SIZE
+    return EngineSettings(
+        slots=rows,
+        page_size=8,
+        cache_tokens=rows * 24,
+        prefill_chunk=16,
+        prefill_rows=rows,
+        decode_steps=RESPONSE_TOKENS,
+        least_rows=rows,
+        prefix_cache=False,
+    )
+
+
+# Sampler and trainer share two cores here: workers must not fill a buffer that nobody empties, and
+# each step of an engine costs the same for few responses as for many.
 _PIPELINES = {
     "pipeline": PipelineConfig(groups_in_flight=16, when_full=WhenFull.WAIT),
     "ray": PipelineConfig(
         workers=3,
         place=WorkerPlace.RAY,
         resources=ActorResources(cpus=0.5),
-        groups_in_flight=16,
+        groups_in_flight=6,
         when_full=WhenFull.WAIT,
     ),
 }
@@ -92,10 +100,11 @@ def get_rl(name: str = "") -> RLSetup:
     """
     if name not in VARIANTS:
         raise ConfigError(f"RL variant {name!r} is none of: {', '.join(filter(None, VARIANTS))}")
+    pipeline = _PIPELINES.get(name)
     return RLSetup(
         stage=StageConfig(
             prompts=16,
-            group_size=8,
+            group_size=GROUP_SIZE,
             row_length=64,
             rows_per_microbatch=20,
             aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
@@ -105,8 +114,8 @@ def get_rl(name: str = "") -> RLSetup:
             # All right answers to these tasks are equally long.
             rewards=RewardConfig(advantage="maxrl", length=LengthRewardConfig(coefficient=0.0)),
         ),
-        engine=_ENGINE if name in _PIPELINES else None,
-        pipeline=_PIPELINES.get(name),
+        engine=_engine(pipeline.groups_in_flight) if pipeline else None,
+        pipeline=pipeline,
         environments=environments,
         held_out=lambda: environments(held_out=True),
         most_prompt_tokens=PROMPT_TOKENS,

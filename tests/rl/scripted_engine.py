@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.rl.tiny_policy import MODEL
+from zaya_jax.rl.environments.protocol import Problem
 from zaya_jax.rl.sampler import Sampled
 
 STOP = 3
@@ -34,6 +35,9 @@ class ScriptedEngine:
         self.loaded.append(variables)
         self.version += 1
         return self.version
+
+    def scores(self, problem: Problem, responses: Sequence[str]) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,11 @@ from experiments.rl_stage import engine_sampler
 from tests.rl.scripted_engine import ScriptedEngine
 from tests.rl.test_engine_sampler import PROMPTS, SETTINGS
 from tests.rl.test_pipeline import PIPELINE, pipeline_of
+from tests.rl.test_stage import Parity
 from tests.rl.tiny_policy import MODEL, variables
 from zaya_jax.rl.errors import RLError
-from zaya_jax.rl.ray_engine import ActorResources, RayEngine
+from zaya_jax.rl.ray_engine import ActorResources, RayEngine, ray_engines
+from zaya_jax.rl.scoring import Scorer
 
 pytestmark = pytest.mark.slow
 MAKE = functools.partial(engine_sampler, MODEL, SETTINGS, stop_token=3, most_tokens=8)
@@ -53,7 +56,8 @@ def test_an_actor_answers_as_the_engine_beside_it_does_also_with_new_weights() -
 
 def test_a_killed_actor_costs_its_groups_and_the_run_goes_on() -> None:
     engines = [RayEngine(ScriptedEngine, ActorResources()) for _ in range(2)]
-    stage, state = pipeline_of(PIPELINE, engines)
+    patient = dataclasses.replace(PIPELINE, patience_seconds=600.0)  # actors are long in coming
+    stage, state = pipeline_of(patient, engines)
     try:
         state, metrics = stage.step(state)
         assert metrics["workers_running"] == 2
@@ -66,6 +70,24 @@ def test_a_killed_actor_costs_its_groups_and_the_run_goes_on() -> None:
         stage.close()
 
 
+def test_responses_are_scored_in_the_actor_if_it_is_told_how() -> None:
+    def make_scorer() -> Scorer:
+        return Scorer([Parity()], has_thinking=False)
+
+    problem = Parity().sample(0, 1)
+    engine = RayEngine(ScriptedEngine, ActorResources(), make_scorer=make_scorer)
+    scores = engine.scores(problem, ["4 3", "5 3", "no number"])
+    assert scores is not None
+    assert [score.reward for score in scores] == [1, 0, 0]
+    assert [score.broken for score in scores] == [False, False, True]
+    engine.close()
+    alone = RayEngine(ScriptedEngine, ActorResources())
+    assert alone.scores(problem, ["4 3"]) is None
+    alone.close()
+
+
 def test_resources_that_no_node_has_are_refused_at_once() -> None:
+    with pytest.raises(RLError, match="4 rollout workers ask for 4 CPU, but the Ray cluster has 3"):
+        ray_engines(4, ScriptedEngine, ActorResources())
     with pytest.raises(RLError, match="asks for 2 GPU, but the Ray cluster has 0"):
         RayEngine(ScriptedEngine, ActorResources(gpus=2.0))

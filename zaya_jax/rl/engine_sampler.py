@@ -10,6 +10,7 @@ import numpy as np
 
 from zaya_jax.inference.engine import Engine
 from zaya_jax.inference.request import Completion, FinishReason, Request, SamplingParams
+from zaya_jax.rl.environments.protocol import Problem
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sampler import Sampled
 
@@ -53,6 +54,9 @@ class EngineSampler:
     def load_weights(self, variables: dict[str, Any]) -> int:
         """See `Sampler`."""
         return self._engine.load_weights(variables)
+
+    def scores(self, problem: Problem, responses: Sequence[str]) -> None:
+        """See `RolloutEngine`: responses are scored by whoever asks."""
 
     def close(self) -> None:
         """Nothing lives outside of this process."""

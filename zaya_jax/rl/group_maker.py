@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +19,12 @@ from zaya_jax.rl.environments.protocol import (
     Environment,
     Problem,
     Score,
-    score_response,
 )
 from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.records import Rollout, RolloutGroup
 from zaya_jax.rl.sampler import Sampled, Sampler
+from zaya_jax.rl.scoring import Scorer
 from zaya_jax.rl.stage_config import StageConfig
-
-_SCORERS = 4  # threads: a verifier mostly waits for a sandbox or a server
 
 
 class Asked(NamedTuple):
@@ -63,21 +60,21 @@ class GroupMaker:
         self.config, self.scheduler = config, scheduler
         self._encode, self._decode = encode, decode
         self._held_out = tuple(held_out)
-        self._environments: Mapping[str, Environment] = {e.name: e for e in environments}
         self._lock = threading.Lock()
-        self._scorers = ThreadPoolExecutor(_SCORERS, thread_name_prefix="score")
+        thinks = config.prompt is PromptStyle.THINKING
+        self._scorer = Scorer(environments, has_thinking=thinks)
 
     @property
     def environments(self) -> Mapping[str, Environment]:
         """Those that are learnt from, by name."""
-        return self._environments
+        return self._scorer.environments
 
     def draw(self) -> Asked | None:
         """The curriculum's next problem; None when its environment could not make it."""
         with self._lock:
             name, difficulty, seed = self.scheduler.next()
         try:
-            return self.ask(self._environments[name].sample(difficulty, seed))
+            return self.ask(self.environments[name].sample(difficulty, seed))
         except BrokenEnvironmentError:
             return None
 
@@ -85,14 +82,19 @@ class GroupMaker:
         """A problem with its prompt."""
         return Asked(problem, list(self._encode(problem.prompt)))
 
-    def finish(self, asked: Asked, responses: Sequence[Sampled]) -> RolloutGroup | None:
-        """Scores all responses to a problem and tells the curriculum.
+    def finish(
+        self, asked: Asked, responses: Sequence[Sampled], scores: Sequence[Score] | None = None
+    ) -> RolloutGroup | None:
+        """Scores all responses to a problem, unless that has been done, and tells the curriculum.
 
         Returns:
           The group; None when it must not be trained on, for a verifier failed.
         """
+        if scores is None:
+            scores = self.scores(asked, responses)
         rollouts = tuple(
-            self._scorers.map(lambda response: self._rollout(asked, response), responses)
+            _rollout(asked, response, score)
+            for response, score in zip(responses, scores, strict=True)
         )
         started = min(int(response.versions.min()) for response in responses)
         group = RolloutGroup(asked.problem, rollouts, started)
@@ -126,43 +128,36 @@ class GroupMaker:
             difficulty = min(difficulty, environment.hardest)
         asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
         responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
+        texts = [self.text_of(response.tokens) for response in responses]
         return np.array(
             [
-                self._score(environment, one.problem, response).reward
-                for one, response in zip(asked, responses, strict=True)
+                self._scorer.score(environment, one.problem, text).reward
+                for one, text in zip(asked, texts, strict=True)
             ]
         )
 
     def scores(self, asked: Asked, responses: Sequence[Sampled]) -> list[Score]:
         """Scores of responses to a problem that is learnt from; the curriculum is not told."""
-        environment = self._environments[asked.problem.source]
-        return list(
-            self._scorers.map(lambda one: self._score(environment, asked.problem, one), responses)
-        )
+        texts = [self.text_of(response.tokens) for response in responses]
+        return self._scorer.scores(asked.problem, texts)
 
     def text_of(self, tokens: np.ndarray) -> str:
         """Response tokens as text."""
         return self._decode(tokens.tolist())
 
-    def _rollout(self, asked: Asked, response: Sampled) -> Rollout:
-        problem = asked.problem
-        score = self._score(self._environments[problem.source], problem, response)
-        return Rollout(
-            prompt=np.array(asked.prompt, np.int32),
-            tokens=response.tokens,
-            log_probs=response.log_probs,
-            versions=response.versions,
-            routes=response.routes,
-            reward=score.reward,
-            truncated=response.truncated,
-            broken=score.broken,
-            reason=score.reason,
-        )
 
-    def _score(self, environment: Environment, problem: Problem, response: Sampled) -> Score:
-        text = self.text_of(response.tokens)
-        thinks = self.config.prompt is PromptStyle.THINKING
-        return score_response(environment, problem, text, has_thinking=thinks)
+def _rollout(asked: Asked, response: Sampled, score: Score) -> Rollout:
+    return Rollout(
+        prompt=np.array(asked.prompt, np.int32),
+        tokens=response.tokens,
+        log_probs=response.log_probs,
+        versions=response.versions,
+        routes=response.routes,
+        reward=score.reward,
+        truncated=response.truncated,
+        broken=score.broken,
+        reason=score.reason,
+    )
 
 
 def shuffled(group: RolloutGroup, order: np.random.Generator) -> RolloutGroup:

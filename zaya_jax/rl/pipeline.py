@@ -64,6 +64,7 @@ class PipelineConfig:
     place: WorkerPlace = WorkerPlace.THREAD  # where those engines run
     own_devices: bool = False  # threads only: the last devices are the workers', not the trainer's
     resources: ActorResources = dataclasses.field(default_factory=ActorResources)  # Ray only
+    score_in_actors: bool = False  # Ray only: each actor makes the environments and scores
     servers: tuple[str, ...] = ()  # servers only: the URL of each worker's
     exports: str = ""  # servers only: folder for weights, which they see under the same name
     groups_in_flight: int = 32  # of each worker
@@ -144,6 +145,7 @@ class PipelineStage:
                 name=f"rollouts-{i}",
                 seed=stage.seed + 7_919 * i,
                 groups_in_flight=config.groups_in_flight,
+                least_groups=self._least_groups(),
                 may_start=self._may_start,
                 deliver=self._deliver,
             )
@@ -154,9 +156,9 @@ class PipelineStage:
         """One update from groups of the buffer; new weights for the workers when it is time."""
         config, number, start = self.config, int(state.step), time.monotonic()
         if self._variables is None:
-            self._started = start
+            self._started, self._variables = start, state.variables
             for worker in self.workers:
-                worker.start(state.variables, number)
+                worker.start(self._variables, number)
         batches = config.batches_waiting if number % config.updates_per_sync == 0 else 1
         kept = self._take(number, batches)
         with self._lock:
@@ -167,7 +169,9 @@ class PipelineStage:
         self._variables, updates = state.variables, int(state.step)
         if updates % config.updates_per_sync == 0:
             for worker in self.workers:
-                worker.load_weights(state.variables, updates)
+                worker.offer_weights(self._variables, updates)
+            for worker in self.workers:
+                worker.wait_for_weights()
         self.last_groups = kept
         drawn = sum(worker.counts.tokens for worker in self.workers)
         self._drawn, new_tokens = drawn, drawn - self._drawn
@@ -212,11 +216,17 @@ class PipelineStage:
 
     # For workers
 
-    def _may_start(self) -> bool:
+    def _may_start(self, groups: int) -> bool:
         if self.config.when_full is WhenFull.EVICT:
             return True
         under_way = sum(worker.groups_under_way for worker in self.workers)
-        return len(self.buffer) + under_way < self.buffer.capacity
+        return len(self.buffer) + under_way + groups <= self.buffer.capacity
+
+    def _least_groups(self) -> int:
+        """All that a worker can have under way; less where the trainer would wait for its share."""
+        config, prompts = self.config, self.learner.config.prompts
+        room = self.buffer.capacity - config.batches_waiting * prompts
+        return max(1, min(config.groups_in_flight, room // config.workers))
 
     def _deliver(self, group: RolloutGroup | None) -> None:
         teaches = group is not None and self.learner.teaches(group)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from zaya_jax.rl.environments.protocol import Problem, Score
 from zaya_jax.rl.group_maker import Asked, GroupMaker
 from zaya_jax.rl.records import RolloutGroup
 from zaya_jax.rl.sampler import Sampled
@@ -26,7 +27,7 @@ _PAUSE_SECONDS = 0.005  # while there is nothing to do
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """What a worker asks of an engine, here or elsewhere. Used from one thread."""
+    """What a worker asks of an engine, here or elsewhere; used from one thread."""
 
     @property
     def idle(self) -> bool:
@@ -43,6 +44,13 @@ class RolloutEngine(Protocol):
 
     def step(self) -> list[tuple[int, Sampled]]:
         """Goes on with all responses; returns those that ended, by number."""
+        ...
+
+    def scores(self, problem: Problem, responses: Sequence[str]) -> list[Score] | None:
+        """Scores of responses, computed where the engine is; None: they are to be scored here.
+
+        From any thread.
+        """
         ...
 
     def close(self) -> None:
@@ -81,7 +89,8 @@ class RolloutWorker:
         name: str,
         seed: int,
         groups_in_flight: int,
-        may_start: Callable[[], bool],
+        least_groups: int = 1,
+        may_start: Callable[[int], bool],
         deliver: Callable[[RolloutGroup | None], None],
     ) -> None:
         """Does nothing until `start`.
@@ -92,13 +101,15 @@ class RolloutWorker:
           name: of its thread.
           seed: from which responses get theirs.
           groups_in_flight: most groups under way.
-          may_start: whether another group is wanted now.
+          least_groups: that an idle engine begins with: its step costs nearly the same for one
+            as for many.
+          may_start: whether so many more groups are wanted now.
           deliver: takes each finished group; None for one that broke.
         """
         self.counts = WorkerCounts()
         self.failure: BaseException | None = None
         self._engine, self._maker, self._deliver = engine, maker, deliver
-        self._most, self._may_start = groups_in_flight, may_start
+        self._most, self._least, self._may_start = groups_in_flight, least_groups, may_start
         self._seeds = np.random.default_rng(seed)
         self._updates_of_version: dict[int, int] = {}
         self._groups: dict[int, _Group] = {}  # by number of response
@@ -107,6 +118,7 @@ class RolloutWorker:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._new_weights: tuple[dict[str, Any], int] | None = None
+        self._has_ended = False
         self._weights_changed = threading.Condition()
         self._scoring = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-score")
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -127,13 +139,15 @@ class RolloutWorker:
         self._new_weights = (variables, updates)
         self._thread.start()
 
-    def load_weights(self, variables: dict[str, Any], updates: int) -> None:
-        """Returns when the engine has them, or has failed."""
+    def offer_weights(self, variables: dict[str, Any], updates: int) -> None:
+        """The engine takes them after its present step."""
         with self._weights_changed:
             self._new_weights = (variables, updates)
-            self._weights_changed.wait_for(
-                lambda: self._new_weights is None or not self._thread.is_alive()
-            )
+
+    def wait_for_weights(self) -> None:
+        """Returns when the engine has taken what was offered, or has failed."""
+        with self._weights_changed:
+            self._weights_changed.wait_for(lambda: self._new_weights is None or self._has_ended)
 
     def stop(self) -> None:
         """Ends after the engine's present step; groups under way are lost."""
@@ -161,7 +175,7 @@ class RolloutWorker:
             self.failure = error
         finally:
             with self._weights_changed:
-                self._new_weights = None
+                self._has_ended, self._new_weights = True, None
                 self._weights_changed.notify_all()
 
     def _take_weights(self) -> None:
@@ -173,7 +187,9 @@ class RolloutWorker:
                 self._weights_changed.notify_all()
 
     def _start_groups(self) -> None:
-        while self._sampling < self._most and self._may_start():
+        if self._engine.idle and not self._may_start(self._least):
+            return
+        while self._sampling < self._most and self._may_start(1):
             asked = self._maker.draw()
             if asked is None:
                 self._deliver(None)
@@ -198,7 +214,9 @@ class RolloutWorker:
 
     def _score(self, asked: Asked, responses: list[Sampled]) -> None:
         try:
-            self._deliver(self._maker.finish(asked, responses))
+            texts = [self._maker.text_of(response.tokens) for response in responses]
+            scores = self._engine.scores(asked.problem, texts)
+            self._deliver(self._maker.finish(asked, responses, scores))
         except Exception as error:  # would vanish in the pool
             self.failure = error
             self._stopping.set()

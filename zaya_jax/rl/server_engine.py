@@ -35,6 +35,7 @@ import numpy as np
 
 from zaya_jax.checkpoint.export import export_variables
 from zaya_jax.config import ModelConfig
+from zaya_jax.rl.environments.protocol import Problem
 from zaya_jax.rl.errors import RLError
 from zaya_jax.rl.sampler import Sampled
 
@@ -114,6 +115,9 @@ class ServerEngine:
         """
         done, _ = wait(self._under_way, timeout=_STEP_SECONDS, return_when=FIRST_COMPLETED)
         return [(self._under_way.pop(one), one.result()) for one in done]
+
+    def scores(self, problem: Problem, responses: Sequence[str]) -> None:
+        """See `RolloutEngine`: responses are scored by whoever asks."""
 
     def close(self) -> None:
         """Gives up what is under way."""

@@ -9,14 +9,13 @@ import pytest
 
 from zaya_jax.rl.environments.protocol import ANSWER_INSTRUCTION, BrokenEnvironmentError
 from zaya_jax.rl.environments.reasoning_gym import UNUSABLE, ReasoningGym
+from zaya_jax.rl.environments.reasoning_gym_check import WITHOUT_ORACLE
 from zaya_jax.rl.errors import RLError
 
 pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="needs bubblewrap (apt-get install bubblewrap)"
 )
-# Many right answers, so that the data set gives none; solved by its own scorer alone.
-WITHOUT_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 SLOW_TO_MAKE = {"sokoban", "zebra_puzzles"}  # draw until one can be solved: some take very long
 

@@ -35,12 +35,12 @@ def levels(name):
         return 1
     return max([len(a.levels) for a in create_curriculum(name).attributes.values()], default=1)
 
-def dataset(name, level, seed):
+def dataset(name, level, seed, size=1):
     if not has_curriculum(name):
-        return create_dataset(name, seed=seed, size=1)
+        return create_dataset(name, seed=seed, size=size)
     curriculum = create_curriculum(name)
     curriculum.set_global_level(level)
-    config = curriculum.generate_configuration({"seed": seed, "size": 1})
+    config = curriculum.generate_configuration({"seed": seed, "size": size})
     return DATASETS[name][0](config)
 
 def handle(request):
@@ -106,11 +106,19 @@ class ReasoningGym:
         Raises:
           RLError: for an unknown or unusable data set.
         """
+        return ReasoningGymEnvironment(self, self.known(name), threshold)
+
+    def known(self, name: str) -> str:
+        """The name again, of a usable data set.
+
+        Raises:
+          RLError: for an unknown or unusable data set.
+        """
         if name in UNUSABLE:
             raise RLError(f"reasoning-gym data set {name!r} cannot be used: it {UNUSABLE[name]}")
         if name not in self.levels:
             raise RLError(f"reasoning-gym has no data set {name!r}; it has {', '.join(self.names)}")
-        return ReasoningGymEnvironment(self, name, threshold)
+        return name
 
     def call(self, kind: str, name: str, **request: Any) -> dict[str, Any]:
         """One request to the server."""
