@@ -200,6 +200,32 @@ def test_a_full_buffer_evicts_the_oldest_or_makes_workers_wait(make: Maker) -> N
         assert len(stage.buffer) <= stage.buffer.capacity
 
 
+def test_an_idle_engine_begins_with_as_many_groups_as_it_takes(make: Maker) -> None:
+    class Counting(ScriptedEngine):
+        def step(self) -> list[Any]:
+            began.append(len(self._under_way))
+            return super().step()
+
+    began: list[int] = []
+    engine = Counting()
+    stage, state = pipeline_of(PIPELINE, [engine])
+    try:
+        for _ in range(4):
+            state, _ = stage.step(state)
+    finally:
+        stage.close()
+    whole = PIPELINE.groups_in_flight * CONFIG.group_size
+    assert set(began) == {whole}
+
+
+@pytest.mark.parametrize(("workers", "groups"), [(1, 4), (2, 4), (3, 2), (20, 1)])
+def test_workers_leave_room_for_the_batches_that_the_trainer_waits_for(
+    make: Maker, workers: int, groups: int
+) -> None:
+    stage, _, _ = make(None, dataclasses.replace(PIPELINE, workers=workers))
+    assert stage._least_groups() == groups
+
+
 def test_buffer_and_curriculum_survive_a_restart(make: Maker) -> None:
     first, _, state = make()
     state, _ = first.step(state)
