@@ -53,12 +53,24 @@ def test_the_seed_changes_windows_but_not_their_number():
     np.testing.assert_array_equal(one.examples, same.examples)
     assert not np.array_equal(one.examples, other.examples)
     assert len(one) == len(other)
+    default, zero = plan_packing(lengths, 8_192), plan_packing(lengths, 8_192, 0)
+    np.testing.assert_array_equal(default.examples, zero.examples)
 
 
 @pytest.mark.parametrize("wrong", [0, 11])
 def test_lengths_that_fit_no_window_are_named(wrong: int):
-    with pytest.raises(DataError, match=f"example 1 has {wrong} tokens; packing takes 1 to 10"):
-        plan_packing(np.asarray([3, wrong], np.int64), 10)
+    with pytest.raises(DataError, match=f"example 2 has {wrong} tokens; packing takes 1 to 10"):
+        plan_packing(np.asarray([1, 10, wrong], np.int64), 10)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fewest"),
+    [([], 0), ([5, 5], 1), ([4, 4], 1), ([1] * 11, 2), ([6, 6, 6], 3), ([10, 10], 2)],
+)
+def test_the_fewest_windows_by_total_length_or_by_how_many_are_long(
+    lengths: list[int], fewest: int
+):
+    assert fewest_windows(np.asarray(lengths, np.int64), 10) == fewest
 
 
 @pytest.mark.slow

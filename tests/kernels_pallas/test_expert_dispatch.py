@@ -66,3 +66,14 @@ def test_few_buckets_and_little_padding_at_balanced_load() -> None:
     loads = np.bincount(np.random.default_rng(0).integers(0, 16, 2048), minlength=16)
     padded = sum(next(size for size in buckets if size >= load) for load in loads)
     assert padded <= 1.1 * 2048
+
+
+def test_buckets_are_an_eighth_apart_near_the_mean_and_powers_of_two_far_from_it() -> None:
+    near = (96, 112, 128, 144, 160, 192, 256)
+    assert row_buckets(2048, 16) == (32, 64, *near, 384, 512, 1024, 2048)
+    for tokens, experts in ((1000, 7), (333, 3), (40, 1), (5000, 64)):
+        *inner, last = row_buckets(tokens, experts)
+        assert last == tokens
+        assert all(size % 16 == 0 and size >= 32 for size in inner), (tokens, experts)
+    assert row_buckets(0, 4) == (1,)
+    assert row_buckets(1, 4) == (1,)

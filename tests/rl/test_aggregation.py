@@ -42,3 +42,9 @@ def test_sums_equal_the_values_by_hand_and_do_not_depend_on_the_cut(
 def test_impossible_batches_are_refused(lengths: np.ndarray, norm: int, message: str) -> None:
     with pytest.raises(RLError, match=message):
         token_weights(Aggregation.SEQ_MEAN_TOKEN_SUM_NORM, lengths, norm=norm)
+
+
+def test_the_norm_is_one_by_default() -> None:
+    kind = Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
+    assert token_weights(kind, LENGTHS).tolist() == [0.25] * 4
+    assert token_weights(kind, LENGTHS, norm=1).tolist() == [0.25] * 4

@@ -82,8 +82,27 @@ def test_graded_rewards_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"longest": 0}, {"accuracy_tolerance": 0.0}, {"coefficient": -1.0}, {"ramp_steps": -1}],
+    [
+        {"longest": 0},
+        {"length_tolerance": -1},
+        {"accuracy_tolerance": 0.0},
+        {"coefficient": -1.0},
+        {"ramp_steps": -1},
+    ],
 )
 def test_impossible_settings_are_refused(fields: dict) -> None:
     with pytest.raises(RLError, match=next(iter(fields))):
         LengthRewardConfig(**fields)
+
+
+def test_the_least_allowed_settings_are_allowed() -> None:
+    least = {"longest": 1, "length_tolerance": 0, "coefficient": 0.0, "ramp_steps": 0}
+    assert LengthRewardConfig(**least).coefficient_at(7) == 0.0
+    assert LengthRewardConfig(ramp_steps=1).coefficient_at(0) == 0.0
+    values = bonus([3, 4], config=LengthRewardConfig(length_tolerance=0, longest=11))
+    np.testing.assert_allclose(values[:2], np.array([0.5, 0.5 - 1 / 8]) * 2 / 16)
+
+
+def test_by_default_the_solve_rate_may_be_a_twentieth_below_its_best() -> None:
+    assert np.any(bonus([4_000] * 4, best=0.29) > 0)
+    assert np.all(bonus([4_000] * 4, best=0.31) == 0)
