@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from zaya_jax.config import ConfigError, ModelConfig
 from zaya_jax.model.experts import Experts
 from zaya_jax.model.norm import ResidualScale
-from zaya_jax.model.router import Router
+from zaya_jax.model.router import Router, choose_class
 from zaya_jax.model.transformer import Transformer
 from zaya_jax.presets import nano
 from zaya_jax.released import require_released
@@ -23,13 +24,19 @@ SMALL = nano().replace(
 )
 
 
-def route(config: ModelConfig, biases: np.ndarray | None = None, state: float = 0.0) -> Any:
+def route(
+    config: ModelConfig,
+    biases: np.ndarray | None = None,
+    state: float = 0.0,
+    recorded: np.ndarray | None = None,
+) -> Any:
     """Parameters, input and decision of a router on 64 random tokens."""
     x = jax.random.normal(jax.random.key(1), (2, 32, config.hidden_size))
     arguments: dict[str, Any] = {
         "previous_state": jnp.full((2, 32, config.router_hidden_size), state),
         "state_scale": jnp.ones((config.router_hidden_size,)),
         "balancing_biases": jnp.zeros(5) if biases is None else jnp.asarray(biases, jnp.float32),
+        "recorded_class": None if recorded is None else jnp.asarray(recorded),
     }
     variables = Router(config).init(jax.random.key(0), x, **arguments)
     return variables["params"], x, Router(config).apply(variables, x, **arguments)
@@ -38,6 +45,7 @@ def route(config: ModelConfig, biases: np.ndarray | None = None, state: float = 
 def test_a_linear_router_is_one_matrix() -> None:
     params, x, routed = route(SMALL.replace(router="linear"))
     assert list(params) == ["out"]
+    assert list(params["out"]) == ["weight"]
     np.testing.assert_allclose(routed.logits, x @ params["out"]["weight"].T, atol=1e-5)
     assert np.unique(routed.class_index).size >= 3
 
@@ -54,8 +62,44 @@ def test_without_a_skip_class_nothing_can_skip() -> None:
     params, _, routed = route(SMALL.replace(skip_class="none"), np.array([-9, -9, -9, -9, 9]))
     assert params["out"]["weight"].shape[0] == 4
     assert np.all(routed.class_index < 4)
+    np.testing.assert_array_equal(routed.logits[..., 4], -np.inf)
     np.testing.assert_array_equal(routed.probabilities[..., 4], 0.0)
     np.testing.assert_allclose(routed.probabilities.sum(axis=-1), 1.0, rtol=1e-6)
+
+
+def test_recorded_choices_replace_live_ones_and_weigh_as_much_as_they_would_live() -> None:
+    live = route(SMALL)[2]
+    recorded = np.tile(np.array([0, 3, 4, -1], np.int32), (2, 8))
+    replayed = route(SMALL, recorded=recorded)[2]
+    classes = np.where(recorded >= 0, recorded, live.class_index)
+    np.testing.assert_array_equal(replayed.class_index, classes)
+    probabilities = np.asarray(live.probabilities)
+    own = np.take_along_axis(probabilities, classes[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(replayed.gate, np.where(classes == 4, 0.0, own), rtol=1e-6)
+
+
+def test_equally_likely_classes_go_to_the_lowest_and_then_to_the_next() -> None:
+    even = jnp.full((1, 1, 4), 0.25)
+    first = choose_class(even, jnp.zeros(4))
+    second = choose_class(even, jnp.zeros(4), besides=[first])
+    assert (first.item(), second.item()) == (0, 1)
+
+
+def test_what_scores_classes_starts_by_the_channels_it_reads() -> None:
+    wide = SMALL.replace(hidden_size=128, router_hidden_size=16, num_experts=63)
+    for kind, inputs in (("linear", 128), ("mlp", 16)):
+        router = Router(wide.replace(router=kind))
+        start = functools.partial(
+            router.init,
+            previous_state=jnp.zeros((1, 1, 16)),
+            state_scale=jnp.ones(16),
+            balancing_biases=jnp.zeros(64),
+        )
+        weight = jax.jit(start)(jax.random.key(0), jnp.zeros((1, 1, 128)))["params"]["out"][
+            "weight"
+        ]
+        assert weight.shape == (64, inputs)
+        assert float(jnp.std(weight)) == pytest.approx(inputs**-0.5, rel=0.1), kind
 
 
 def test_two_experts_per_token_are_the_two_highest_and_their_outputs_add_up() -> None:

@@ -195,3 +195,16 @@ def test_log_ratios_are_cut_at_twenty_and_are_nothing_outside_the_response() -> 
 def test_a_bound_that_is_not_positive_is_refused() -> None:
     with pytest.raises(RLError, match=r"delta_low=0\.0: must be positive"):
         PolicyLossConfig(delta_low=0.0)
+
+
+def test_dppo_keeps_what_is_exactly_at_its_bounds() -> None:
+    tokens = tokens_of([1, -1], [0.0, 1.0], [1.0, 0.0])  # risen and fallen by exactly 1
+    at_bounds = PolicyLossConfig(delta_low=1.0, delta_high=1.0)
+    assert dppo_binary_tv(tokens, at_bounds).kept[0].tolist() == [True, True]
+    below = PolicyLossConfig(delta_low=0.99, delta_high=0.99)
+    assert dppo_binary_tv(tokens, below).kept[0].tolist() == [False, False]
+
+
+def test_dppo_takes_an_advantage_of_zero_for_a_negative_one() -> None:
+    tokens = tokens_of([0, 0, 1], [0.5] * 3, [0.7, 0.3, 0.3])
+    assert dppo_binary_tv(tokens, CONFIG).kept[0].tolist() == [True, False, True]
