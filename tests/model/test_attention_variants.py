@@ -14,6 +14,8 @@ from zaya_jax.config import ModelConfig
 from zaya_jax.model.attention import attention_block
 from zaya_jax.model.cca import CCAAttention
 from zaya_jax.model.cca_parts import PartialCCAAttention
+from zaya_jax.model.gqa import GroupedQueryAttention
+from zaya_jax.model.mla import LatentAttention
 from zaya_jax.model.rope import inverse_frequencies, rope_tables
 
 BASE = ModelConfig(
@@ -64,6 +66,29 @@ def variant(name: str) -> tuple[Any, Any]:
         lambda leaf: rng.normal(0.5, 0.5, leaf.shape).astype(np.float32), shapes["params"]
     )
     return jax.jit(apply), params
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gqa", GroupedQueryAttention),
+        ("mla", LatentAttention),
+        ("one_convolution", PartialCCAAttention),
+        ("bare", PartialCCAAttention),
+    ],
+)
+def test_a_config_gets_the_block_that_it_names(name: str, expected: type) -> None:
+    assert attention_block(VARIANTS[name]) is expected
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [{}, {"convolutions": "none"}, {"query_key_mean": "none"}, {"value_path": "current"}],
+    ids=str,
+)
+def test_cca_with_any_part_left_out_is_the_partial_one(left_out: dict[str, str]) -> None:
+    expected = PartialCCAAttention if left_out else CCAAttention
+    assert attention_block(BASE.replace(**left_out)) is expected
 
 
 def inputs(length: int) -> np.ndarray:

@@ -131,9 +131,12 @@ def test_every_choice_of_a_token_counts_in_the_load() -> None:
     tokens = np.arange(12, dtype=np.int32)[None]
 
     def start_and_run(key: jax.Array) -> Any:
-        return model.apply(model.init(key, tokens), tokens).routing
+        variables = model.init(key, tokens)
+        return variables["params"], model.apply(variables, tokens).routing
 
-    routing = jax.jit(start_and_run)(jax.random.key(0))
+    params, routing = jax.jit(start_and_run)(jax.random.key(0))
+    first, second = params["layers"]["experts"]["down"]
+    assert not np.any(first == second)  # every layer starts elsewhere
     np.testing.assert_array_equal(routing.class_counts.sum(axis=-1), 24.0)
     np.testing.assert_allclose(routing.load.sum(axis=-1), 1.0, rtol=1e-6)
     with pytest.raises(ValueError, match="one class a token"):
