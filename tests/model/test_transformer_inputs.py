@@ -1,7 +1,8 @@
-"""What the model refuses and what each layer is handed."""
+"""What the model refuses, what each layer is handed, and how the loop over layers is built."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -124,3 +125,30 @@ def test_windows_and_angles_follow_the_pattern_of_layers(
     given = layer_inputs(config, variables_of(config))
     assert given.rope_index.tolist() == table
     assert (None if given.window is None else given.window.tolist()) == window
+
+
+@pytest.mark.parametrize(
+    ("layer_loop", "remat", "unroll", "repeated"),
+    [
+        ("scan", "none", 1, None),
+        ("scan", "full", 1, r"policy=None\s+prevent_cse=False"),
+        ("scan", "dots", 1, r"policy=[^\n]*(?i:dot)[^\n]*\s+prevent_cse=False"),
+        ("scan", "offload", 1, r"policy=[^\n]*offload[^\n]*\s+prevent_cse=False"),
+        ("unroll", "dots", 2, r"policy=[^\n]*(?i:dot)[^\n]*\s+prevent_cse=True"),
+        ("unroll", "none", 2, None),
+    ],
+)
+def test_the_loop_over_layers_is_built_as_the_config_says(
+    small: Any, layer_loop: str, remat: str, unroll: int, repeated: str | None
+) -> None:
+    model = Transformer(SMALL.replace(layer_loop=layer_loop, remat=remat))
+    tokens = np.zeros((1, 2), np.int32)
+
+    def final(own: Any) -> jax.Array:
+        return model.apply(own, tokens, method=Transformer.hidden_states).final
+
+    program = str(jax.make_jaxpr(final)(small))
+    assert max(int(count) for count in re.findall(r"unroll=(\d+)", program)) == unroll
+    # Within a layer something is always computed twice; that is never without a barrier.
+    anywhere = r"policy=(?!None)|prevent_cse=False"
+    assert (re.search(repeated or anywhere, program) is None) == (repeated is None)
