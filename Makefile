@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recipe-small aggregation-small cascade test lint bench reference
+.PHONY: help demo recipe-small aggregation-small cascade test coverage lint bench reference
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make cascade   from raw text to a small model that was reinforced in four stages, in runs/cascade"
 	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
+	@echo "make coverage   the same tests, then which lines and branches they ran; longer than make test"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   time training and forward pass against the PyTorch implementation"
 	@echo "make reference   pages of every public function and class, from the docstrings, in runs/reference"
@@ -62,6 +63,11 @@ cascade: $(INSTALLED)test
 test: $(INSTALLED)$(EXTRAS)
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+coverage: $(INSTALLED)$(EXTRAS) $(INSTALLED)coverage
+	@echo "==> running the tests; the report is in .coverage"
+	$(BIN)/python -m pytest --cov --cov-report= $(PYTEST_ARGS)
+	$(BIN)/python benchmarks/coverage_figures.py
 
 lint: $(INSTALLED)dev
 	@echo "==> checking style, formatting and types"
