@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from typing import Any
 
 import jax
@@ -146,6 +147,50 @@ def test_a_stage_with_every_group_filtered_stops_with_a_reason() -> None:
 
     made, state = stage(Never(), most_rounds=2)
     with pytest.raises(RLError, match="all 8 groups of 2 rounds were filtered out"):
+        made.step(state)
+
+
+class Hanging(Parity):
+    """Its verifier never comes back from answers to one of its two problems."""
+
+    def score(self, problem: Problem, answer: str) -> Score:
+        if problem.prompt == "a":
+            threading.Event().wait()
+        return super().score(problem, answer)
+
+
+def test_a_verifier_that_hangs_costs_its_groups() -> None:
+    made, state = stage(Hanging(), score_seconds=0.3)
+    _, metrics = made.step(state)
+    assert metrics["groups_kept"] > 0
+    assert {group.problem.prompt for group in made.last_groups} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (
+            "score",
+            "no group was whole; the last: a verifier failed: parity: the verifier raised Key",
+        ),
+        ("sample", r"no group was whole; the last: parity: sample\(0, \d+\) raised KeyError: 'x'"),
+        ("hang", "the last: a verifier failed: parity: the verifier took longer than 0.01 s"),
+    ],
+)
+def test_an_environment_that_fails_always_stops_the_stage_with_its_reason(
+    broken: str, message: str
+) -> None:
+    class Broken(Parity):
+        def sample(self, difficulty: int, seed: int) -> Problem:
+            return super().sample(difficulty, seed) if broken != "sample" else {}["x"]  # type: ignore[return-value]
+
+        def score(self, problem: Problem, answer: str) -> Score:
+            if broken == "hang":
+                threading.Event().wait()
+            raise KeyError("x")
+
+    made, state = stage(Broken(), most_rounds=1, score_seconds=0.01)
+    with pytest.raises(RLError, match=message):
         made.step(state)
 
 

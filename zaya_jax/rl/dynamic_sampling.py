@@ -42,6 +42,7 @@ def collect(
     keep: Callable[[RolloutGroup], bool],
     *,
     most_rounds: int,
+    fault: Callable[[], str] = str,
 ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
     """Draws groups until `wanted` are kept; returns those, and all that were dropped.
 
@@ -50,6 +51,7 @@ def collect(
       draw: makes so many new groups; it may return fewer, when some broke.
       keep: the filter.
       most_rounds: draws before giving up.
+      fault: says why the last group that broke did.
 
     Raises:
       NothingToLearnError: when none was kept in all rounds.
@@ -63,5 +65,6 @@ def collect(
             return kept[:wanted], dropped
     if not kept:
         drawn = f"all {len(dropped)} groups of {most_rounds} rounds"
-        raise NothingToLearnError(drawn, [float(group.rewards.mean()) for group in dropped])
+        rates = [float(group.rewards.mean()) for group in dropped]
+        raise NothingToLearnError(drawn, rates, fault())
     return kept, dropped

@@ -19,6 +19,7 @@ from zaya_jax.rl.environments.protocol import (
     Environment,
     Problem,
     Score,
+    sample_problem,
 )
 from zaya_jax.rl.prompts import PromptStyle
 from zaya_jax.rl.records import Rollout, RolloutGroup
@@ -62,7 +63,8 @@ class GroupMaker:
         self._held_out = tuple(held_out)
         self._lock = threading.Lock()
         thinks = config.prompt is PromptStyle.THINKING
-        self._scorer = Scorer(environments, has_thinking=thinks)
+        self._scorer = Scorer(environments, has_thinking=thinks, seconds=config.score_seconds)
+        self.fault = ""  # why the last group that was not whole was not
 
     @property
     def environments(self) -> Mapping[str, Environment]:
@@ -74,8 +76,9 @@ class GroupMaker:
         with self._lock:
             name, difficulty, seed = self.scheduler.next()
         try:
-            return self.ask(self.environments[name].sample(difficulty, seed))
-        except BrokenEnvironmentError:
+            return self.ask(sample_problem(self.environments[name], difficulty, seed))
+        except BrokenEnvironmentError as error:
+            self.fault = str(error)
             return None
 
     def ask(self, problem: Problem) -> Asked:
@@ -98,7 +101,8 @@ class GroupMaker:
         )
         started = min(int(response.versions.min()) for response in responses)
         group = RolloutGroup(asked.problem, rollouts, started)
-        if group.check(self.config.group_size) is not None:
+        if (fault := group.check(self.config.group_size)) is not None:
+            self.fault = fault
             return None
         if self.config.shuffle_rewards:
             group = shuffled(group, np.random.default_rng([self.config.seed, asked.problem.seed]))
@@ -126,15 +130,13 @@ class GroupMaker:
     ) -> Float[np.ndarray, " problems"]:
         if environment.hardest is not None:
             difficulty = min(difficulty, environment.hardest)
-        asked = [self.ask(environment.sample(difficulty, seed)) for seed in range(problems)]
+        asked = [
+            self.ask(sample_problem(environment, difficulty, seed)) for seed in range(problems)
+        ]
         responses = sampler.sample([one.prompt for one in asked], list(range(problems)))
         texts = [self.text_of(response.tokens) for response in responses]
-        return np.array(
-            [
-                self._scorer.score(environment, one.problem, text).reward
-                for one, text in zip(asked, texts, strict=True)
-            ]
-        )
+        answered = [(one.problem, text) for one, text in zip(asked, texts, strict=True)]
+        return np.array([score.reward for score in self._scorer.scores_of(environment, answered)])
 
     def scores(self, asked: Asked, responses: Sequence[Sampled]) -> list[Score]:
         """Scores of responses to a problem that is learnt from; the curriculum is not told."""

@@ -277,7 +277,7 @@ class PipelineStage:
             with self._lock:
                 rates = [float(group.rewards.mean()) for group in self._dropped]
             drawn = f"all {self._useless} groups since the last step"
-            raise NothingToLearnError(drawn, rates)
+            raise NothingToLearnError(drawn, rates, self.maker.fault)
 
     def _figures(self, kept: Sequence[RolloutGroup], updates: int) -> dict[str, Any]:
         """Age of the policy by token, what the buffer lost, and who waited for whom."""

@@ -22,6 +22,7 @@ from zaya_jax.rl.environments.protocol import (
     BrokenEnvironmentError,
     Environment,
     Problem,
+    sample_problem,
     score_response,
 )
 from zaya_jax.rl.errors import RLError
@@ -101,7 +102,7 @@ def candidates(plan: RefilterPlan, environments: Iterable[Environment]) -> list[
         for difficulty in range(top + 1):
             for seed in range(plan.problems):
                 try:
-                    problem = environment.sample(difficulty, seed)
+                    problem = sample_problem(environment, difficulty, seed)
                 except BrokenEnvironmentError:
                     continue
                 found.setdefault((problem.source, problem.prompt), problem)

@@ -48,6 +48,7 @@ class Stage:
             lambda count: self._draw_groups(count, number, next(rounds)),
             self.learner.teaches,
             most_rounds=config.most_rounds,
+            fault=lambda: self.maker.fault,
         )
         sampled = time.monotonic()
         state, metrics = self.learner.learn(state, kept, dropped)

@@ -33,6 +33,7 @@ class StageConfig:
         False  # a control: rewards trade places in each group, nothing is learnt
     )
     rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    score_seconds: float = 600.0  # without any score; then the verifier hangs, its group is dropped
     seed: int = 0  # of problems and samples
 
     def __post_init__(self) -> None:
@@ -40,3 +41,5 @@ class StageConfig:
         for name, value in {**least, "norm": 1, "most_rounds": 1}.items():
             if getattr(self, name) < value:
                 raise RLError(f"stage: {name}={getattr(self, name)!r}: must be at least {value}")
+        if not self.score_seconds > 0:
+            raise RLError(f"stage: score_seconds={self.score_seconds!r}: must be positive")
