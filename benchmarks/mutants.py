@@ -31,13 +31,19 @@ _CALLS = {
 
 
 class Mutant(NamedTuple):
-    """One edit: the whole file with it, the line it is in, and what it does there."""
+    """One edit: which node of the file it changes, the line it is in, and what it does there."""
 
     file: str
-    source: str
+    index: int  # of the node among those that decide what is computed
     line: int
     text: str
     what: str
+
+    def made_in(self, whole: str) -> str:
+        """The file's source with the edit."""
+        tree = ast.parse(whole)
+        _edit(list(_nodes(tree))[self.index])
+        return ast.unparse(tree) + "\n"
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.what}"
@@ -52,7 +58,56 @@ class Equivalent(NamedTuple):
     reason: str
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "zaya_jax/data/packing.py",
+        "if len(rows) < batch_size:",
+        "len(rows) < batch_size -> len(rows) <= batch_size",
+        "a full batch gets no row more: padding by zero rows copies it",
+    ),
+    *(
+        Equivalent(
+            "zaya_jax/data/packing_plan.py",
+            "if top[rest] < 0:",
+            what,
+            "sets bits that are set already where a window stands on the stack",
+        )
+        for what in ("top[rest] < 0 -> top[rest] <= 0", "0 -> 1")
+    ),
+    Equivalent(
+        "zaya_jax/rl/length_reward.py",
+        "share = (lengths > shortest).astype(float)",
+        "lengths > shortest -> lengths >= shortest",
+        "differs where an answer is as long as the shortest; there the term is 1/2 for any share",
+    ),
+    *(
+        Equivalent(
+            "zaya_jax/inference/sampling.py",
+            "scaled = below / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]",
+            what,
+            "differs in rows without temperature only, and what is drawn for those is dropped",
+        )
+        for what in ("rows.temperature > 0 -> rows.temperature >= 0", "1.0 -> 2.0")
+    ),
+    Equivalent(
+        "zaya_jax/model/transformer.py",
+        "elif config.num_layers > 1:",
+        "config.num_layers > 1 -> config.num_layers >= 1",
+        "with one layer it appends an array of no rows",
+    ),
+    Equivalent(
+        "zaya_jax/model/transformer.py",
+        "widths = np.where(sliding, config.sliding_window or 0, _NO_WINDOW)",
+        "0 -> 1",
+        "never read: a config with sliding layers and without a window is refused",
+    ),
+    Equivalent(
+        "zaya_jax/model/mla.py",
+        'latent = self._latent("kv", config.kv_latent_size or 0, x)',
+        "0 -> 1",
+        "never read: a config of mla without that size is refused",
+    ),
+)
 
 
 def reason_of(mutant: Mutant) -> str | None:
@@ -63,23 +118,22 @@ def reason_of(mutant: Mutant) -> str | None:
     return None
 
 
-def mutants_of(file: str) -> Iterator[Mutant]:
-    """Every edit of a file, its annotations, docstrings and error texts left alone.
+def mutants_of(file: str, root: Path = ROOT) -> Iterator[Mutant]:
+    """Every edit of a file below `root`, its annotations, docstrings and error texts left alone.
 
     Raises:
       ValueError: when an edit listed as equivalent is none of the file's.
     """
-    whole = (ROOT / file).read_text(encoding="utf-8")
+    whole = (root / file).read_text(encoding="utf-8")
     lines, tree = whole.splitlines(), ast.parse(whole)
     stale = {entry for entry in EQUIVALENT if entry.file == file}
     for index, node in enumerate(_nodes(tree)):
-        edited = copy.deepcopy(tree)
-        twin = list(_nodes(edited))[index]
+        twin = copy.deepcopy(node)
         if _edit(twin):
             line = getattr(node, "lineno", 0)
             text, what = lines[line - 1].strip(), f"{_shown(node)} -> {_shown(twin)}"
             stale = {entry for entry in stale if (entry.text, entry.what) != (text, what)}
-            yield Mutant(file, ast.unparse(edited) + "\n", line, text, what)
+            yield Mutant(file, index, line, text, what)
     if stale:
         raise ValueError(f"listed as equivalent, but no edit of {file}: {stale}; mend the list")
 

@@ -3,7 +3,7 @@
     python benchmarks/mutation_sample.py --per-area 10 --seed 0
 
 An edit (`benchmarks/mutants.py` says which kinds there are) is made in a copy of the tree; the
-tests of its area run there, quick ones first, until the first failure. An edit that no test notices
+tests of its file run there, quick ones first, until the first failure. An edit that no test notices
 survives, and is printed with its line. Areas and their tests stand below. Edits that are listed as
 equivalent, each with its proof, are reported and count nowhere; any other survivor counts.
 `--list` prints what would be tried.
@@ -22,49 +22,68 @@ from pathlib import Path
 
 from mutants import ROOT, Mutant, mutants_of, reason_of
 
-AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+# The quickest tests that run the whole model, then those of its parts.
+_MODEL = (
+    "tests/model/test_block.py",
+    "tests/model/test_linear.py",
+    "tests/model/test_transformer_inputs.py",
+    *(
+        f"tests/parity/test_transformers.py::{test}[{case}]"
+        for case in ("base", "sliding", "attention_bias", "untied_head_bias", "one_layer")
+        for test in ("test_every_layer_routes_and_computes_like_the_reference",)
+    ),
+    "tests/model/test_attention_variants.py",
+    "tests/model/test_router_variants.py",
+    "tests/model/test_transformer.py",
+    "tests/parity/test_transformers.py",
+    "--golden",
+)
+
+# Of each area: files, and the tests that run them, in this order.
+AREAS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "model": (
-        tuple(
-            f"zaya_jax/model/{name}.py"
-            for name in (
-                *("attention", "block", "cca", "cca_parts", "experts", "gqa", "linear", "mla"),
-                *("norm", "outputs", "projection", "rope", "router", "transformer"),
-            )
+        (
+            tuple(
+                f"zaya_jax/model/{name}.py"
+                for name in (
+                    *("attention", "block", "cca", "cca_parts", "experts", "gqa", "linear", "mla"),
+                    *("norm", "outputs", "projection", "rope", "router", "transformer"),
+                )
+            ),
+            _MODEL,
         ),
-        ("tests/model", "tests/parity/test_transformers.py", "--golden"),
     ),
     "losses": (
+        (("zaya_jax/training/loss.py",), ("tests/training/test_step.py",)),
         (
-            "zaya_jax/training/loss.py",
-            *(
+            tuple(
                 f"zaya_jax/rl/losses/{name}.py"
                 for name in ("cispo", "dppo", "gspo", "ppo", "tokens")
             ),
-            "zaya_jax/rl/aggregation.py",
-            "zaya_jax/rl/length_reward.py",
+            ("tests/rl/test_losses.py",),
         ),
-        (
-            "tests/rl/test_aggregation.py",
-            "tests/rl/test_length_reward.py",
-            "tests/rl/test_losses.py",
-            "tests/training/test_step.py",
-        ),
+        (("zaya_jax/rl/aggregation.py",), ("tests/rl/test_aggregation.py",)),
+        (("zaya_jax/rl/length_reward.py",), ("tests/rl/test_length_reward.py",)),
     ),
     "dispatch": (
-        tuple(f"kernels_pallas/{name}.py" for name in ("expert_buckets", "expert_dispatch")),
-        ("tests/kernels_pallas/test_expert_dispatch.py", "tests/kernels_pallas/test_expert_mlp.py"),
-    ),
-    "packing": (
-        ("zaya_jax/data/packing.py", "zaya_jax/data/packing_plan.py", "zaya_jax/rl/packing.py"),
         (
-            "tests/rl/test_packing.py",
-            "tests/data/test_packing_plan.py",
-            "tests/data/test_packing.py",
+            tuple(f"kernels_pallas/{name}.py" for name in ("expert_buckets", "expert_dispatch")),
+            (
+                "tests/kernels_pallas/test_expert_dispatch.py",
+                "tests/kernels_pallas/test_expert_mlp.py",
+            ),
         ),
     ),
+    "packing": (
+        (
+            ("zaya_jax/data/packing.py", "zaya_jax/data/packing_plan.py"),
+            ("tests/data/test_packing_plan.py", "tests/data/test_packing.py"),
+        ),
+        (("zaya_jax/rl/packing.py",), ("tests/rl/test_packing.py",)),
+    ),
     "sampling": (
-        ("zaya_jax/inference/sampling.py", "zaya_jax/inference/sample.py"),
-        ("tests/inference/test_sampling.py", "tests/inference/test_sample.py"),
+        (("zaya_jax/inference/sampling.py",), ("tests/inference/test_sampling.py",)),
+        (("zaya_jax/inference/sample.py",), ("tests/inference/test_sample.py",)),
     ),
 }
 
@@ -82,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.list:
         for area in arguments.areas:
-            for mutant in _drawn(area, arguments):
+            for mutant, _ in _drawn(area, ROOT, arguments):
                 print(f"{area}: {mutant}{_why(mutant)}")
         return 0
     killed = tried = 0
@@ -105,9 +124,16 @@ def main() -> int:
     return 0 if killed >= 0.9 * tried else 1
 
 
-def _drawn(area: str, arguments: argparse.Namespace) -> list[Mutant]:
-    """The sample of an area; equal arguments and equal source give equal ones."""
-    mutants = [mutant for file in AREAS[area][0] for mutant in mutants_of(file)]
+def _drawn(
+    area: str, root: Path, arguments: argparse.Namespace
+) -> list[tuple[Mutant, tuple[str, ...]]]:
+    """The sample of an area with the tests of each; equal arguments and source give equal ones."""
+    mutants = [
+        (mutant, tests)
+        for files, tests in AREAS[area]
+        for file in files
+        for mutant in mutants_of(file, root)
+    ]
     generator = random.Random(f"{arguments.seed} {area}")
     return generator.sample(mutants, min(arguments.per_area, len(mutants)))
 
@@ -119,11 +145,12 @@ def _why(mutant: Mutant) -> str:
 
 def _try_area(area: str, tree: Path, arguments: argparse.Namespace) -> tuple[int, int]:
     """How many mutants of an area the tests noticed, and how many that could be noticed."""
-    tests = AREAS[area][1]
-    if not _passes(tree, tests, arguments.seconds):
-        raise SystemExit(f"the tests of {area} fail without any edit")
+    drawn = _drawn(area, tree, arguments)
+    for tests in sorted({tests for _, tests in drawn}):
+        if not _passes(tree, tests, arguments.seconds):
+            raise SystemExit(f"{' '.join(tests)} fail without any edit")
     noticed = counted = 0
-    for mutant in _drawn(area, arguments):
+    for mutant, tests in drawn:
         if why := _why(mutant):
             print(f"  not counted: {mutant}{why}", flush=True)
             continue
@@ -141,7 +168,7 @@ def _survives(
 ) -> bool:
     path = tree / mutant.file
     whole = path.read_text(encoding="utf-8")
-    path.write_text(mutant.source, encoding="utf-8")
+    path.write_text(mutant.made_in(whole), encoding="utf-8")
     try:
         return _passes(tree, tests, arguments.seconds)
     finally:
@@ -150,7 +177,9 @@ def _survives(
 
 def _passes(tree: Path, tests: tuple[str, ...], seconds: float) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # What an edit does not touch is compiled once for all.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tree.parent / "compiled")}
+    environment = {**cache, **os.environ, "PYTHONPATH": str(tree)}
     try:
         done = subprocess.run(
             [*command, *tests],
