@@ -15,6 +15,10 @@ HUGE_PAGES := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed-
 
+ifneq ($(words $(VENV)),1)
+$(error VENV='$(VENV)' must be one folder, without spaces)
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo recipe-small aggregation-small cascade test coverage lint bench reference
 .DELETE_ON_ERROR:
@@ -25,7 +29,8 @@ help:
 	@echo "make recipe-small   pretraining, midtraining on reasoning and SFT in miniature, in runs/recipe"
 	@echo "make aggregation-small   a model that learns to aggregate attempts; single samples, votes and"
 	@echo "             Markovian RSA beside each other, in runs/aggregation"
-	@echo "make cascade   from raw text to a small model that was reinforced in four stages, in runs/cascade"
+	@echo "make cascade   from raw text to a small model that was reinforced in four stages (about an hour),"
+	@echo "             in runs/cascade"
 	@echo "make test    run the tests; EXTRAS=test,parity also compares live with the PyTorch implementation"
 	@echo "             (a download of several hundred MB); PYTEST_ARGS='...' goes to pytest"
 	@echo "make coverage   the same tests, then which lines and branches they ran; longer than make test"
@@ -94,6 +99,7 @@ $(INSTALLED)base: pyproject.toml | $(VENV)/created
 	@touch $@
 
 $(INSTALLED)%: pyproject.toml | $(VENV)/created
+	@$(BIN)/python -c 'import sys, tomllib; known = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; wrong = sorted({*sys.argv[1].split(",")} - {*known}); sys.exit(f"EXTRAS: no extra {wrong[0]!r}; there are {chr(44).join(known)}" if wrong else None)' '$*'
 	@echo "==> installing zaya_jax[$*] into $(VENV)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

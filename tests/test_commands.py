@@ -30,6 +30,28 @@ def test_the_list_holds_what_runs_and_nothing_else():
     assert not modules & {"zaya_jax", "zaya_jax.config", "experiments.command_line"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["zaya_jax.systems.doctor"],
+        ["experiments.pretrain", "--help"],
+        ["zaya_jax", "--completion=zsh"],
+    ],
+)
+def test_without_the_packages_a_command_says_how_to_get_them(words: list[str]):
+    # -S: as a Python in which nothing was installed.
+    command = [sys.executable, "-S", "-m", *words]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(r"error: zaya_jax is not installed in .*make demo.*\n", ended.stderr)
+
+
+def test_the_list_of_commands_needs_no_packages():
+    command = [sys.executable, "-S", "-m", "zaya_jax", "doctor"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("python -m zaya_jax.systems.doctor")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=[c.module for c in COMMANDS])
 def test_a_command_says_what_it_does_in_a_line(command: Command):
     assert command.summary.endswith("."), command.summary

@@ -159,7 +159,7 @@ def test_the_page_for_newcomers_can_be_followed(clone: Path) -> None:
                 command = [sys.executable, *words[1:]]
                 servers.append(subprocess.Popen(command, cwd=clone))
             elif words[0] == "curl":
-                printed += _answer(words[1])
+                printed += _answer(words)
             elif module:
                 is_long = module == "experiments.pretrain" and "steps" not in words[-1]
                 printed += finished(words + ["--config.train.steps=40"] * is_long, clone)
@@ -171,17 +171,20 @@ def test_the_page_for_newcomers_can_be_followed(clone: Path) -> None:
         "report: runs/demo/report.html",
         "validation loss on my_texts: ",
         '{"status":"ok","model":"demo"}',
+        "data: [DONE]",
         "36 of 36 leaves equal",
         "64 x AMD Instinct MI300X",
     ):
         assert promise in printed
 
 
-def _answer(address: str) -> str:
-    """What the server answers as soon as it is up."""
+def _answer(words: list[str]) -> str:
+    """What curl is answered as soon as the server is up."""
+    (address,) = [word for word in words if word.startswith("http")]
+    body = words[words.index("-d") + 1].encode() if "-d" in words else None
     for _ in range(600):
         try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
+            with urllib.request.urlopen(address, body, timeout=60) as answer:
                 return str(answer.read(), "utf-8")
         except OSError:
             time.sleep(0.5)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from zaya_jax.installation import check_installed
+
 if TYPE_CHECKING:
     from zaya_jax.checkpoint.load import load_checkpoint
     from zaya_jax.config import ModelConfig
     from zaya_jax.model.transformer import Transformer
 
 __all__ = ["ModelConfig", "Transformer", "load_checkpoint"]
+
+check_installed()
 
 _HOMES = {
     "ModelConfig": "zaya_jax.config",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zaya_jax.completion import SHELLS, completion_script
+from zaya_jax.installation import require_installed
 
 PACKAGES = ("experiments", "zaya_jax", "kernels_pallas")
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--completion", choices=SHELLS, help="print a script for this shell")
     arguments = parser.parse_args(argv)
     if arguments.completion:
+        require_installed()  # options are read from the commands' own parsers
         modules = [command.module for command in commands()]
         print(completion_script(modules, arguments.completion), end="")
         return 0
