@@ -62,6 +62,9 @@ RUN_ELSEWHERE = {
     "zaya_jax.inference.chat": "tests/inference/test_commands.py",
     "zaya_jax.inference.generate": "tests/inference/test_commands.py",
     "zaya_jax.inference.server": "tests/inference/test_server_load.py",
+    "zaya_jax.rl.environments.reasoning_gym_check": (
+        "tests/rl/environments/test_reasoning_gym_check.py"
+    ),
     "zaya_jax.rl.environments.rlve_check": "tests/rl/environments/test_rlve_gym.py",
     "zaya_jax.rl.report": "tests/rl/test_report.py",
     "zaya_jax.systems.bandwidth": "tests/systems/test_single_device.py",

@@ -32,7 +32,8 @@ KERNEL_LIBRARIES = {"jax", "numpy", "jaxtyping"}
 # What each room of zaya_jax may import of the others. A new room is added here.
 _SIZES = {"config", "presets", "model_size"}
 ROOM_IMPORTS: dict[str, set[str]] = {
-    "__main__": {"completion"},
+    "__main__": {"completion", "installation"},
+    "installation": set(),
     "completion": set(),
     "variants": set(),
     "config": {"variants"},
