@@ -89,7 +89,7 @@ def _micro_run() -> ConfigDict:
 def _mini_run(steps: int) -> ConfigDict:
     """`mini` reading bytes, 105M parameters, 1,024 bytes a step.
 
-    AdamW, since Muon's Newton-Schulz iterations take six times as long as the rest of such a step.
+    AdamW, since Muon's Newton-Schulz iterations take several times as long as the rest of a step.
     """
     config = _micro_run()
     config.model = base.get_config("mini").model
